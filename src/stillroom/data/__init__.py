@@ -1,0 +1,1 @@
+"""Pantry: prompts and answers."""

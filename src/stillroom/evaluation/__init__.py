@@ -1,0 +1,1 @@
+"""Exam hall: scores with error bars."""

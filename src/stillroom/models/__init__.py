@@ -1,0 +1,1 @@
+"""Library: who takes part. Loading of teacher, student and proxy; vocabularies; conversion."""

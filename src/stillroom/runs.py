@@ -1,0 +1,301 @@
+"""The run folder: the only thing that a command leaves behind, and all that reports read.
+
+    config.yaml      what was asked, defaults filled in
+    environment.json versions, commit, device, threads
+    metrics.jsonl    one object a logged step, keys are paths with units
+    rollouts.jsonl   completions that were written, with their provenance
+    results.json     every figure as an Estimate, written last: its presence means the run is finished
+
+Only the first worker writes. Text files are UTF-8; JSON is strict (no NaN).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stillroom.errors import RunFolderError
+from stillroom.types import Estimate, Rollout
+
+_RECORDED_PACKAGES = (
+    "stillroom",
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "datasets",
+    "tokenizers",
+    "numpy",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run folder: checked by `prepare`, made by `begin` (or both by `create`), read by `open`."""
+
+    path: Path
+    is_writer: bool = True
+    config_text: str = dataclasses.field(default="", repr=False)
+
+    @classmethod
+    def prepare(cls, path: str | Path, *, command: str, config: Any, resume: bool = False) -> Run:
+        """Check that a run may write here, and write nothing yet, so that a refusal later leaves no trace.
+
+        Args:
+            path: the folder, which may not exist yet.
+            command: name of the command, kept in ``config.yaml``.
+            config: a config dataclass; where to write is not compared on resume.
+            resume: go on in an existing folder, which must hold the same config.
+
+        Raises:
+            RunFolderError: the folder is not empty and `resume` is not set, or the config differs.
+        """
+        path = Path(path)
+        text = yaml.safe_dump({"command": command, **plain(config)}, sort_keys=False, allow_unicode=True)
+        run = cls(path, int(os.environ.get("RANK", "0")) == 0, text)
+        if path.exists() and not path.is_dir():
+            raise RunFolderError(
+                f"{str(path)!r} is a file; a run needs a folder. Give another `--output_dir`."
+            )
+        if not run.is_writer or not path.is_dir() or not any(path.iterdir()):
+            return run
+        if not resume:
+            raise RunFolderError(
+                f"the run folder {str(path)!r} is not empty, and a new run would mix its files with the old ones. "
+                "Give another `--output_dir`, remove the folder, or pass `--resume` to go on in it."
+            )
+        config_file = path / "config.yaml"
+        if not config_file.is_file():
+            raise RunFolderError(
+                f"{str(path)!r} holds files but no config.yaml, so it is not a run folder that can be resumed. "
+                "Check `--output_dir`."
+            )
+        _refuse_changed_config(config_file.read_text(encoding="utf-8"), text)
+        return run
+
+    def begin(self, *, free_bytes: int = 0) -> Run:
+        """Make the folder with its config and environment, or re-enter it.
+
+        Args:
+            free_bytes: refuse to start with less free disk than this.
+
+        Raises:
+            RunFolderError: there is not enough disk, or it cannot be written to.
+        """
+        if not self.is_writer:
+            return self
+        with _disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.path).free
+        if free < free_bytes:
+            raise RunFolderError(
+                f"only {free / 1e6:,.0f} MB are free under {str(self.path)!r}, and this run may write "
+                f"{free_bytes / 1e6:,.0f} MB of checkpoints and samples. Free some disk, choose another "
+                "`--output_dir`, or lower `train.save_total_limit`."
+            )
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            _cut_unfinished_line(self.path / name)
+        write_atomically(self.path / "config.yaml", self.config_text)
+        write_atomically(self.path / "environment.json", json.dumps(environment(), indent=1))
+        return self
+
+    @classmethod
+    def create(cls, path: str | Path, *, command: str, config: Any, resume: bool = False) -> Run:
+        """`prepare`, then `begin` at once."""
+        return cls.prepare(path, command=command, config=config, resume=resume).begin()
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """Open a folder for reading."""
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            raise RunFolderError(f"{str(path)!r} is not a run folder: it has no config.yaml. Check the path.")
+        return cls(path, is_writer=False)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / "results.json").is_file()
+
+    def log(self, metrics: Mapping[str, float | int | None], step: int) -> None:
+        """Append one line to ``metrics.jsonl``."""
+        self._append("metrics.jsonl", [{"step": step, **metrics}])
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after `step`, because training goes on from there."""
+        file = self.path / "metrics.jsonl"
+        if self.is_writer and file.is_file():
+            kept = [line for line in self.metrics() if line["step"] <= step]
+            write_atomically(file, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.path / "metrics.jsonl"))
+
+    def add_rollouts(self, rollouts: Iterable[Rollout | Mapping[str, Any]], **extra: Any) -> None:
+        """Append completions to ``rollouts.jsonl``, with what they were written for in `extra`."""
+        self._append(
+            "rollouts.jsonl",
+            [{**extra, **(dataclasses.asdict(r) if isinstance(r, Rollout) else r)} for r in rollouts],
+        )
+
+    def write_results(self, estimates: Mapping[str, Estimate], **notes: Any) -> None:
+        """Write ``results.json``: the figures, and whatever else belongs beside them."""
+        if self.is_writer:
+            figures = {name: estimate.as_dict() for name, estimate in estimates.items()}
+            text = json.dumps({"figures": figures, **notes}, indent=1, ensure_ascii=False, allow_nan=False)
+            write_atomically(self.path / "results.json", text)
+
+    def results(self) -> dict[str, Estimate]:
+        """Read the figures back."""
+        file = self.path / "results.json"
+        if not file.is_file():
+            raise RunFolderError(
+                f"{str(self.path)!r} has no results.json: the run has not finished. Resume it first."
+            )
+        figures = json.loads(file.read_text(encoding="utf-8"))["figures"]
+        return {name: Estimate(**fields) for name, fields in figures.items()}
+
+    def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        if not self.is_writer:
+            return
+        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
+        with _disk_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def plain(value: Any) -> Any:
+    """A config as dictionaries, lists and scalars."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def rollout(record: Mapping[str, Any]) -> Rollout:
+    """A line of ``rollouts.jsonl`` as the Rollout that it was; what was added beside it is left out."""
+    fields: dict[str, Any] = {f.name: record[f.name] for f in dataclasses.fields(Rollout)}
+    for name in ("prompt_ids", "completion_ids", "logprobs"):
+        fields[name] = tuple(fields[name])
+    return Rollout(**fields)
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of a JSONL file; a last line cut off by a crash is passed over, an earlier one is an error."""
+    # Not splitlines: it also splits at separators that may stand inside a JSON string.
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n") if path.is_file() else []
+    for number, line in enumerate(filter(None, lines), 1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return
+            raise RunFolderError(
+                f"line {number} of {str(path)!r} is not JSON ({error}). The file was edited or damaged."
+            ) from error
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    """Remove a last line that a crash cut short, so that the next one is not appended to it."""
+    if path.is_file() and (text := path.read_bytes()) and not text.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(text.rfind(b"\n") + 1)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside, flush to disk, then rename: a reader sees the old file or the new one, never half."""
+    with _disk_errors(path):
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit, machine: what is needed to run the same thing again."""
+    packages = {}
+    for name in _RECORDED_PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = None
+    threads = None
+    if "torch" in sys.modules:
+        threads = sys.modules["torch"].get_num_threads()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "commit": _commit(),
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "threads": threads,
+    }
+
+
+def _commit() -> str | None:
+    """Commit of the source tree this runs from, if it is one."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _refuse_changed_config(old: str, new: str) -> None:
+    def comparable(text: str) -> list[str]:
+        loaded = yaml.safe_load(text)
+        loaded.pop("output_dir", None)
+        return yaml.safe_dump(loaded, sort_keys=True, allow_unicode=True).splitlines()
+
+    before, after = comparable(old), comparable(new)
+    if before != after:
+        difference = "\n".join(
+            difflib.unified_diff(before, after, "in the folder", "asked for now", lineterm="", n=0)
+        )
+        raise RunFolderError(
+            "the config differs from the one this folder was started with, so a resumed run would be neither of the "
+            f"two:\n{difference}\nResume with the old config, or start a new run in another `--output_dir`."
+        )
+
+
+class _disk_errors:
+    """Turn the operating system's refusals into one clear error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise RunFolderError(
+                f"cannot write under {str(self.path)!r}: {error.strerror or error}. What was already written is kept. "
+                "Free some disk or choose another `--output_dir`, then pass `--resume`."
+            ) from error

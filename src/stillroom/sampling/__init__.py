@@ -1,0 +1,1 @@
+"""Studio: the student speaks, the teacher scores."""

@@ -1,0 +1,392 @@
+"""The distillation trainer: a thin subclass of the Hugging Face Trainer.
+
+Three things differ from its parent. `get_batch_samples` decides who writes the completions of an
+optimizer step, lets the student write them, and counts the one global denominator after that.
+`compute_loss` asks the teacher source for a signal and hands both to a row of the loss table. The order
+of rows, the on/off-policy choice, the samples and dropout are keyed by (seed, purpose, step, …), so a
+resumed run repeats none of them and needs no random state. Everything else is the parent's.
+
+Legend: n supervised positions of a micro-batch, V shared vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from peft import get_peft_model
+from transformers import PreTrainedModel, Trainer
+
+from stillroom import seeds
+from stillroom.data.batches import Batch, TrainingRow, collate, supervised_logits
+from stillroom.data.prepare import training_rows
+from stillroom.errors import ConfigError
+from stillroom.losses import Loss, make_loss
+from stillroom.losses.reduce import count_units, plain_loss, token_weights
+from stillroom.models.loading import load_student, load_teacher, load_tokenizer, warn_if_larger
+from stillroom.models.vocab import fingerprint, shared_vocabulary
+from stillroom.sampling.sampler import HFSampler
+from stillroom.sampling.teacher import HardLabels, LiveTeacher
+from stillroom.training.checkpoints import CompleteCheckpoints
+from stillroom.training.config import DistillationConfig
+from stillroom.types import Prompt, TeacherSource
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase, TrainerCallback
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of the objective, logged apart: weight · loss(student, source)."""
+
+    metric: str
+    loss: Loss
+    source: TeacherSource
+    weight: float = 1.0
+    dataset_rows_only: bool = False
+
+
+class KeyedSampler(torch.utils.data.Sampler[int]):
+    """Row order as a function of (seed, epoch)."""
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        self.num_rows, self.seed, self.epoch = num_rows, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(seeds.permutation(self.num_rows, self.seed, "shuffle", self.epoch))
+
+
+class DistillationTrainer(Trainer):
+    """Distil `teacher_model` into `model`.
+
+    Off-policy, on-policy and mixed differ only in who writes the completions of a step
+    (`args.on_policy_fraction`). The objective is the divergence between the two models at the supervised
+    positions, weighted by one global denominator, plus cross-entropy on dataset rows if
+    `args.hard_label_weight` is set.
+
+    Args:
+        model: the student, or a path to it.
+        teacher_model: the teacher, or a path to it; None trains on the completions' own tokens
+            (then `args.loss` must be ``cross_entropy``).
+        args: settings; the fields of `TrainingArguments` keep their meaning.
+        train_dataset: rows with ``messages``, ``prompt`` and ``completion``, or ``prompt`` (on-policy only);
+            or `TrainingRow`s that are rendered already.
+        eval_dataset: the same, for `evaluate`, which never samples (field report 84).
+        processing_class: the student's tokenizer; default that of the student's path.
+        teacher_processing_class: the teacher's tokenizer; default that of its path, else the student's.
+        peft_config: train an adapter of the student instead of all weights.
+        source: another teacher source instead of a live teacher, such as a cache.
+        loss: a bound `Loss` instead of the name in `args.loss`.
+        callbacks: as in `Trainer`.
+
+    Raises:
+        VocabularyError: an id means different strings to teacher and student.
+        DataError: a row cannot be rendered or does not fit.
+        ConfigError: settings contradict each other.
+    """
+
+    # What the parent leaves wider.
+    args: DistillationConfig
+    model: Any
+    train_dataset: Any
+    eval_dataset: Any
+
+    loss_is_scaled_for_ga = (
+        True  # divided by the global count of supervised tokens, so not by micro-steps again
+    )
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        teacher_model: PreTrainedModel | str | None = None,
+        args: DistillationConfig | None = None,
+        train_dataset: Sequence[Any] | None = None,
+        eval_dataset: Sequence[Any] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        *,
+        teacher_processing_class: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
+        source: TeacherSource | None = None,
+        loss: Loss | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+    ) -> None:
+        args = args or DistillationConfig(output_dir="runs/distill")
+        tokenizer = processing_class or load_tokenizer(_path_of(model, "processing_class"))
+        teacher_tokenizer = teacher_processing_class or (
+            load_tokenizer(teacher_model) if isinstance(teacher_model, str) else tokenizer
+        )
+        student = load_student(model) if isinstance(model, str) else model
+        teacher = load_teacher(teacher_model) if isinstance(teacher_model, str) else teacher_model
+        if teacher is not None:
+            warn_if_larger(student, teacher)
+            teacher.requires_grad_(False).eval()
+        # Training on the completions' own tokens compares nothing, so the teacher's ids do not matter then.
+        other, width = (
+            (tokenizer, student.config.vocab_size)
+            if teacher is None or args.loss == "cross_entropy"
+            else (teacher_tokenizer, teacher.config.vocab_size)
+        )
+        self.vocab_size = shared_vocabulary(tokenizer, other, student.config.vocab_size, width).num_shared
+        if peft_config is not None:
+            student = cast(PreTrainedModel, get_peft_model(student, peft_config))
+
+        self.terms = _terms(args, teacher, source, loss, self.vocab_size, fingerprint(tokenizer))
+        keep = args.save_total_limit or 1_000_000
+        args.save_total_limit = None  # CompleteCheckpoints removes old ones, after the new one is whole
+        if args.world_size > 1:
+            args.dataloader_drop_last = True  # else the last batch would repeat rows to even out the workers
+
+        def prepare(rows: Sequence[Any] | None) -> Any:
+            return rows and training_rows(
+                rows,
+                tokenizer,
+                teacher_tokenizer,
+                student,
+                max_length=args.max_length,
+                on_overlong=args.on_overlong,
+                needs_completion=args.on_policy_fraction < 1,
+            )
+
+        super().__init__(
+            model=student,
+            args=args,
+            data_collator=list,  # pyright: ignore[reportArgumentType]
+            train_dataset=prepare(train_dataset),
+            eval_dataset=prepare(eval_dataset),
+            processing_class=tokenizer,
+            callbacks=[*(callbacks or ()), CompleteCheckpoints(keep)],
+        )
+        if teacher is not None:
+            teacher.to(args.device)  # pyright: ignore[reportArgumentType]
+        self.sampler = HFSampler(
+            self.accelerator.unwrap_model(self.model),
+            tokenizer,
+            batch_size=args.sampling_batch_size,
+            vocab_size=self.vocab_size,
+            name="student",
+        )
+        self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    # What a step trains on
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> KeyedSampler:
+        rows = train_dataset if train_dataset is not None else self.train_dataset
+        return KeyedSampler(len(rows), self.args.seed)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[list[TrainingRow]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """Collect an optimizer step's micro-batches, let the student write if it is its turn, count the tokens.
+
+        The count is taken from the masks that are trained on, after sampling (field report 47), over all
+        micro-steps and all workers, so it does not matter how the step was cut.
+        """
+        micro_batches = [rows for _, rows in zip(range(num_batches), epoch_iterator, strict=False)]
+        step = self.state.global_step
+        if seeds.uniform(self.args.seed, "mix", step) < self.args.on_policy_fraction:
+            micro_batches = self._write_completions(micro_batches, step)
+        inputs = [self._input(rows, micro_step) for micro_step, rows in enumerate(micro_batches)]
+        masks = [x["batch"].completion_mask for x in inputs]
+        tokens, units = self._total(
+            [float(sum(count_units(mask, r) for mask in masks)) for r in ("token_mean", self.args.reduction)]
+        )
+        self._add("train/supervised_tokens_per_step", tokens, 1.0)
+        if not tokens:
+            logger.warning("step %d has no supervised token; its gradient is zero", step)
+        return inputs, units
+
+    def _input(self, rows: Sequence[TrainingRow], micro_step: int) -> dict[str, Any]:
+        batch = collate(rows)
+        # input_ids is there for the parent's own counts of tokens and FLOPs.
+        return {"input_ids": batch.student.input_ids, "batch": batch, "micro_step": micro_step}
+
+    def _write_completions(
+        self, micro_batches: list[list[TrainingRow]], step: int
+    ) -> list[list[TrainingRow]]:
+        """Replace every completion by the student's own, all micro-batches in one decode batch."""
+        prompts = [Prompt(row.id, row.prompt_ids) for rows in micro_batches for row in rows]
+        ties, drawn = self.sampler.stats.near_ties, self.sampler.stats.tokens
+        rollouts = self.sampler.sample(
+            prompts,
+            max_completion_length=self.args.max_completion_length,
+            temperature=self.args.sampling_temperature,
+            seed=seeds.key(self.args.seed, "rollout", step),
+        )
+        truncated = sum(r.stop_reason == "length" for r in rollouts)
+        self._add("rollout/length_tokens_mean", sum(len(r.completion_ids) for r in rollouts), len(rollouts))
+        self._add("rollout/truncated_share", truncated, len(rollouts))
+        self._add(
+            "rollout/near_tie_share", self.sampler.stats.near_ties - ties, self.sampler.stats.tokens - drawn
+        )
+        if rollouts and truncated == len(rollouts):  # field report 64
+            logger.warning(
+                "step %d: all %d completions were cut off at max_completion_length=%d, so the student never learns to "
+                "end. Raise the limit, or start from a student that can end.",
+                step,
+                truncated,
+                self.args.max_completion_length,
+            )
+        written = iter(rollouts)
+        return [[row.with_completion(next(written).completion_ids) for row in rows] for rows in micro_batches]
+
+    # The objective
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """One micro-step; dropout is keyed like every other random choice."""
+        where = (self.state.global_step, inputs["micro_step"], self.args.process_index)
+        torch.manual_seed(seeds.key(self.args.seed, "dropout", *where))
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Sum over terms of weight · Σ_positions w · divergence, w = 1 / global count (in nats)."""
+        batch: Batch = inputs["batch"].to(self.args.device)
+        denominator = num_items_in_batch
+        if denominator is None:  # called outside a training step
+            denominator = count_units(batch.completion_mask, self.args.reduction)
+        total = self._objective(model, batch, denominator)
+        # Data-parallel training averages gradients over workers; the denominator is already the global one.
+        total = total * self.accelerator.num_processes
+        return (total, {}) if return_outputs else total
+
+    def _objective(self, model: torch.nn.Module, batch: Batch, denominator: float) -> Tensor:
+        """The weighted sum of the terms on one micro-batch, logged term by term."""
+        student_logits = supervised_logits(model, batch.student, batch.completion_mask)[:, : self.vocab_size]
+        total = student_logits.new_zeros(())
+        mask = batch.completion_mask
+        for term in self.terms:
+            chosen = mask & ~batch.is_on_policy[:, None] if term.dataset_rows_only else mask
+            if term.dataset_rows_only and not chosen.any():
+                continue
+            weights = torch.zeros(len(student_logits), device=mask.device)
+            weights[chosen[mask]] = token_weights(chosen, denominator, reduction=self.args.reduction)
+            part = plain_loss(term.loss, student_logits, term.source.signal(batch), weights)
+            total = total + term.weight * part
+            self._add(term.metric, part.item() * denominator, count_units(chosen, self.args.reduction))
+        self._add("train/on_policy_row_share", float(batch.is_on_policy.sum()), len(batch.row_ids))
+        return total
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """The objective on held-out rows with their own completions; a function of weights and rows alone."""
+        rows: Sequence[TrainingRow] = self.eval_dataset if eval_dataset is None else eval_dataset
+        if not rows:
+            raise ConfigError("evaluate() has no rows: pass eval_dataset here or to the trainer.")
+        size = self.args.per_device_eval_batch_size
+        kept_sums, self._sums = self._sums, defaultdict(lambda: [0.0, 0.0])
+        was_training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            for start in range(0, len(rows), size):
+                batch = collate(rows[start : start + size]).to(self.args.device)
+                self._objective(self.model, batch, 1.0)
+        self.model.train(was_training)
+        sums, self._sums = self._sums, kept_sums
+        metrics = {
+            f"{metric_key_prefix}_{t.metric.split('/')[-1]}": _ratio(sums[t.metric]) for t in self.terms
+        }
+        metrics[f"{metric_key_prefix}_loss"] = sum(
+            t.weight * _ratio(sums[t.metric])
+            for t in self.terms
+            if not t.dataset_rows_only or sums[t.metric][1]
+        )
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    # What is logged
+
+    def _add(self, metric: str, numerator: float, denominator: float) -> None:
+        self._sums[metric][0] += numerator
+        self._sums[metric][1] += denominator
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add our means since the last line, over all workers."""
+        names = sorted(self._sums)
+        totals = self._total([x for name in names for x in self._sums[name]])
+        self._sums.clear()
+        means = {name: _ratio(totals[2 * i : 2 * i + 2]) for i, name in enumerate(names) if totals[2 * i + 1]}
+        super().log({**logs, **means}, start_time)
+
+    def _total(self, values: list[float]) -> list[float]:
+        """Sums over workers."""
+        if self.accelerator.num_processes == 1 or not values:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.args.device)
+        return self.accelerator.reduce(tensor, reduction="sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _ratio(sums: Sequence[float]) -> float:
+    return sums[0] / sums[1] if sums[1] else 0.0
+
+
+def _path_of(model: Any, missing: str) -> str:
+    if not isinstance(model, str):
+        raise ConfigError(
+            f"{missing} was not given and the model was passed as an object, so its tokenizer is unknown. "
+            f"Pass {missing}=AutoTokenizer.from_pretrained(…)."
+        )
+    return model
+
+
+def _terms(
+    args: DistillationConfig,
+    teacher: PreTrainedModel | None,
+    source: TeacherSource | None,
+    loss: Loss | None,
+    vocab_size: int,
+    tokenizer_fingerprint: str,
+) -> list[Term]:
+    labels = HardLabels(vocab_size=vocab_size, fingerprint=tokenizer_fingerprint)
+    cross_entropy = make_loss("cross_entropy")
+    if args.loss == "cross_entropy" and loss is None:
+        return [Term("loss/cross_entropy_nats", cross_entropy, labels)]
+    if source is None:
+        if teacher is None:
+            raise ConfigError(
+                f"loss={args.loss!r} compares the student with a teacher, and none was given. Pass teacher_model or "
+                "source, or set loss='cross_entropy' to train on the completions' own tokens."
+            )
+        source = LiveTeacher(
+            teacher,
+            vocab_size=vocab_size,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            fingerprint=tokenizer_fingerprint,
+        )
+    bound = loss or make_loss(
+        args.loss, scale_by_temperature_squared=args.scale_by_temperature_squared, **args.loss_options
+    )
+    terms = [Term(f"loss/{bound.name}_nats", bound, source)]
+    if args.hard_label_weight:
+        terms.append(
+            Term(
+                "loss/hard_label_nats", cross_entropy, labels, args.hard_label_weight, dataset_rows_only=True
+            )
+        )
+    return terms

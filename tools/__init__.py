@@ -1,0 +1,1 @@
+"""Tools for those who work on Stillroom; not part of the package."""
