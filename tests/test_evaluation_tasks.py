@@ -13,9 +13,9 @@ import torch
 from tests.tiny import char_tokenizer, tiny_llama
 
 from stillroom import stats
+from stillroom.data.asking import select_examples
 from stillroom.data.tasks import load_task
 from stillroom.errors import ConfigError, DataError, MissingExtraError
-from stillroom.data.asking import select_examples
 from stillroom.evaluation.evaluate import cut_at_stop, evaluate_task
 from stillroom.pocket.chains import Chains
 from stillroom.sampling.sampler import HFSampler

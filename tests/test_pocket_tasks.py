@@ -154,28 +154,28 @@ def test_the_gold_set_of_facts_holds_about_thirty_percent_of_the_pairs():
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [
-        ("reverse:brick", "kcirb"),
-        ("sort then upper:brick", "BCIKR"),
-        ("swap:brick", "kricb"),
-        ("repeat then count:abc", "6"),
-        ("reverse then first:brick", "k"),
+        ("reverse:brick?", "kcirb"),
+        ("sort then upper:brick?", "BCIKR"),
+        ("swap:brick?", "kricb"),
+        ("repeat then count:abc?", "6"),
+        ("reverse then first:brick?", "k"),
     ],
 )
 def test_string_instructions_do_what_they_say(prompt, answer):
     from stillroom.pocket.strings import apply
 
-    names, word = prompt.split(":")
+    names, word = prompt.removesuffix("?").split(":")
     assert apply(tuple(names.split(" then ")), word) == answer
 
 
 def test_held_out_string_compositions_never_occur_in_training_but_their_parts_do():
-    train, ood = (Strings().sample(s, 3000, seed=5) for s in ("train", "ood"))
+    train, ood = (Strings().sample(s, 900, seed=5) for s in ("train", "ood"))
     trained = {e.meta["operations"] for e in train}
     assert len(trained) == 8 + len(PAIRS) - 5
     assert {e.meta["operations"] for e in ood} == set(HELD_OUT_PAIRS)
     assert not trained & set(HELD_OUT_PAIRS)
     assert {name for pair in HELD_OUT_PAIRS for name in pair} <= {name for ops in trained for name in ops}
-    assert not any(word_held_out(e.prompt.split(":")[1]) for e in train)
+    assert not any(word_held_out(e.prompt.removesuffix("?").split(":")[1]) for e in train)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)

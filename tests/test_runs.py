@@ -43,7 +43,7 @@ def test_a_folder_that_is_not_empty_is_refused_and_says_what_to_do(tmp_path: Pat
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(RunFolderError, match=r"not empty.*--output_dir.*--resume"):
         Run.create(tmp_path, command="distill", config=Config())
-    with pytest.raises(RunFolderError, match="no config.yaml"):
+    with pytest.raises(RunFolderError, match=r"no config\.yaml"):
         Run.create(tmp_path, command="distill", config=Config(), resume=True)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 

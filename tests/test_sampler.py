@@ -14,7 +14,7 @@ from stillroom.sampling.sampler import HFSampler
 from stillroom.types import Prompt
 
 TOKENIZER = char_tokenizer()
-PROMPTS = [Prompt(f"p{i}", tuple([1, *range(4, 4 + length)])) for i, length in enumerate([3, 9, 1, 6, 2, 12])]
+PROMPTS = [Prompt(f"p{i}", (1, *range(4, 4 + length))) for i, length in enumerate([3, 9, 1, 6, 2, 12])]
 
 
 def draw(model, prompts=PROMPTS, *, batch_size=64, **settings):

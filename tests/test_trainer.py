@@ -12,7 +12,7 @@ from tests.tiny import char_tokenizer, tiny_llama
 
 from stillroom import seeds
 from stillroom.data.batches import TrainingRow, collate
-from stillroom.errors import ConfigError, StillroomError
+from stillroom.errors import ConfigError, DataError, StillroomError
 from stillroom.losses import LOSSES
 from stillroom.training.checkpoints import MARKER, complete_checkpoints, last_complete_checkpoint
 from stillroom.training.config import DistillationConfig
@@ -35,20 +35,20 @@ def rows(lengths=(2, 2, 2, 2, 16, 16, 16, 16), prompt_length: int = 5) -> list[T
 def trainer(
     tmp_path: Path, student, teacher=None, data=None, eval_dataset=None, **settings
 ) -> DistillationTrainer:
-    defaults = dict(
-        output_dir=str(tmp_path / f"out{len(list(tmp_path.iterdir()))}"),
-        per_device_train_batch_size=8,
-        max_steps=1,
-        learning_rate=0.1,
-        optim="sgd",
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        use_cpu=True,
-        max_completion_length=8,
-    )
+    defaults = {
+        "output_dir": str(tmp_path / f"out{len(list(tmp_path.iterdir()))}"),
+        "per_device_train_batch_size": 8,
+        "max_steps": 1,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "max_completion_length": 8,
+    }
     args = DistillationConfig(**(defaults | settings))
     return DistillationTrainer(
         model=student,
@@ -355,6 +355,36 @@ def test_report_84_evaluating_twice_gives_one_number_and_does_not_disturb_traini
     assert torch.equal(end(), end(eval_strategy="steps", eval_steps=1, eval_dataset=rows()))
 
 
+def test_evaluating_between_log_lines_takes_nothing_from_training_figures(tmp_path: Path) -> None:
+    t = trainer(
+        tmp_path,
+        student(),
+        teacher(),
+        max_steps=2,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_dataset=rows(),
+    )
+    t.train()
+    train_lines = [line for line in t.state.log_history if "loss" in line]
+    eval_lines = [line for line in t.state.log_history if "eval_loss" in line]
+    assert train_lines[0]["loss/forward_kl_nats"] == pytest.approx(train_lines[0]["loss"], rel=1e-5)
+    assert len(eval_lines) == 2
+    assert "loss/forward_kl_nats" not in eval_lines[0]
+
+
+def test_rows_may_be_plain_dictionaries_in_any_of_the_three_layouts(tmp_path: Path) -> None:
+    data = [{"prompt": f"{i}+1=", "completion": str(i + 1), "source": "sums"} for i in range(8)]
+    t = trainer(tmp_path, student(), teacher(), data=data)
+    t.train()
+    assert t.evaluate(data[:2])["eval_loss"] > 0
+    prompts = [{"prompt": f"{i}+1="} for i in range(8)]
+    trainer(tmp_path, student(), teacher(), data=prompts, on_policy_fraction=1.0).train()
+    with pytest.raises(DataError, match="a prompt and no completion"):
+        trainer(tmp_path, student(), teacher(), data=prompts)
+
+
 def test_report_35_the_loss_on_fixed_rows_does_not_depend_on_the_temperature_of_sampling(
     tmp_path: Path,
 ) -> None:
@@ -451,16 +481,16 @@ def test_only_complete_checkpoints_count_and_old_ones_go_after_the_new_is_whole(
 
 
 def test_report_67_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    settings = dict(
-        max_steps=7,  # epochs of 4 steps: the border lies behind the checkpoint of step 3
-        per_device_train_batch_size=2,
-        on_policy_fraction=0.5,
-        save_strategy="steps",
-        save_steps=3,
-        optim="adamw_torch",
-        learning_rate=0.01,
-        lr_scheduler_type="cosine",
-    )
+    settings = {
+        "max_steps": 7,  # epochs of 4 steps: the border lies behind the checkpoint of step 3
+        "per_device_train_batch_size": 2,
+        "on_policy_fraction": 0.5,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "optim": "adamw_torch",
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "cosine",
+    }
 
     def with_dropout():
         pupil = student()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Command:
-    """One word after `stillroom`."""
+    """What stands after `stillroom`: one word or two."""
 
     target: str
     """``module:function``, called as function(config, options)."""
@@ -43,6 +43,21 @@ COMMANDS = {
         "stillroom.commands.evaluate:evaluate",
         "stillroom.config:EvaluateConfig",
         "Score a model on tasks, greedy and sampled, with intervals.",
+    ),
+    "demo": Command(
+        "stillroom.experiments.demo:demo",
+        "stillroom.experiments.demo:DemoConfig",
+        "Distil the shipped pocket teacher by four methods and compare, in a few minutes.",
+    ),
+    "tasks": Command(
+        "stillroom.commands.tasks:tasks",
+        "stillroom.config:TasksConfig",
+        "List the tasks that can be trained and scored on.",
+    ),
+    "pocket train": Command(
+        "stillroom.experiments.pocket_train:train",
+        "stillroom.experiments.pocket_config:PocketTrainConfig",
+        "Rebuild a shipped pocket model from its seed.",
     ),
     "fetch": Command(
         "stillroom.commands.fetch:fetch",
@@ -66,11 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stillroom {__version__}")
         return 0
     try:
-        if words[0] not in COMMANDS:
-            raise ConfigError(unknown_name("command", words[0], COMMANDS))
-        command = COMMANDS[words[0]]
-        config, options = parse(words[0], words[1:])
-        _load(command.target)(config, options)
+        name = _command_name(words)
+        config, options = parse(name, words[len(name.split()) :])
+        _load(COMMANDS[name].target)(config, options)
     except StillroomError as error:
         if os.environ.get("STILLROOM_DEBUG"):
             raise
@@ -80,6 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stillroom: interrupted; complete checkpoints are kept, go on with --resume.", file=sys.stderr)
         return 130
     return 0
+
+
+def _command_name(words: Sequence[str]) -> str:
+    """The command that the first words name; some commands are two words."""
+    spoken = [word for word in words[:2] if not word.startswith("-")]
+    for length in (2, 1):
+        if (name := " ".join(spoken[:length])) in COMMANDS:
+            return name
+    raise ConfigError(unknown_name("command", " ".join(spoken[:1]), COMMANDS))
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Any, Options]:
@@ -158,10 +180,14 @@ def _explain(error: Exception, known: set[str]) -> str:
             return str(cause)
         cause = cause.__cause__ or cause.__context__
     text = " ".join(str(error).split())
+    # An unknown key of a nested section is named without its section.
+    spellings = {key: key for key in known} | {key.rpartition(".")[2]: key for key in known}
     for part in text.replace('"', "'").split("'"):
-        near = difflib.get_close_matches(part, sorted(known), n=3, cutoff=0.6)
-        if near and part not in known:
-            return f"{text} Did you mean {' or '.join(near)}?"
+        if any(key.startswith(f"{part}.") for key in known):
+            continue  # the section, which is right
+        near = difflib.get_close_matches(part, sorted(spellings), n=3, cutoff=0.6)
+        if near and part not in spellings:
+            return f"{text} Did you mean {' or '.join(dict.fromkeys(spellings[n] for n in near))}?"
     return text
 
 

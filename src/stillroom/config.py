@@ -51,6 +51,8 @@ class Options:
 
     dry_run: bool = False
     resume: bool = False
+    quiet: bool = False
+    """Print nothing; for commands that call commands."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ class ScoreSpec:
     """Forward and reverse KL to the teacher on held-out rows."""
     tasks: tuple[str, ...] = ()
     """Tasks to score; default none."""
+    teacher: bool = False
+    """Score the teacher on the tasks too."""
     max_examples: int = 200
     """Items per task, chosen by seed."""
     num_samples: int = 4
@@ -378,3 +382,11 @@ class FetchConfig:
     """smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download."""
     cache_dir: str | None = None
     """Folder to keep it in; default $STILLROOM_CACHE or ~/.cache/stillroom."""
+
+
+@dataclass(frozen=True)
+class TasksConfig:
+    """List the tasks that can be trained and scored on."""
+
+    family: str | None = None
+    """Only tasks of this family, such as maths."""

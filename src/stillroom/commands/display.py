@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,17 @@ if TYPE_CHECKING:
 
 
 class RunCallback(TrainerCallback):
-    """Copies the Trainer's log lines into ``metrics.jsonl``."""
+    """Copies the Trainer's log lines into ``metrics.jsonl``, and off a terminal prints one now and then."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, console: Console, seconds_between_lines: float = 15.0) -> None:
+        self.run, self.console, self.pause = run, console, seconds_between_lines
+        self.first: tuple[float, int] | None = None
+        self.last_line = 0.0
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        self.first = self.first or (time.monotonic(), state.global_step)
 
     def on_log(
         self,
@@ -36,16 +44,32 @@ class RunCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: object,
     ) -> None:
-        if state.is_world_process_zero and logs:
-            self.run.log(logs, step=state.global_step)
+        if not state.is_world_process_zero or not logs:
+            return
+        self.run.log(logs, step=state.global_step)
+        now = time.monotonic()
+        if (
+            self.console.is_terminal
+            or self.first is None
+            or "loss" not in logs
+            or now - self.last_line < self.pause
+        ):
+            return
+        self.last_line = now
+        began, at = self.first
+        left = (now - began) / max(state.global_step - at, 1) * (state.max_steps - state.global_step)
+        values = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k.startswith("loss/"))
+        self.console.print(
+            f"step {state.global_step}/{state.max_steps}: {values}; {left:.0f} s left", markup=False
+        )
 
 
-def make_console() -> Console:
+def make_console(*, quiet: bool = False) -> Console:
     """The terminal, or 120 columns where there is none, so that logs hold whole tables."""
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it advises on what we set on purpose
     disable_progress_bar()
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
+    width = None if Console().is_terminal else 120
+    return Console(highlight=False, width=width, quiet=quiet)
 
 
 def show_example(
@@ -65,11 +89,21 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids))).replace("\n", "⏎")
 
 
-def before_and_after(console: Console, before: Mapping[str, Estimate], after: Mapping[str, Estimate]) -> None:
-    """Figures of the start and of the end, side by side."""
-    table = Table(Column("figure", no_wrap=True), "before", "after", "unit", "n")
+def before_and_after(
+    console: Console,
+    before: Mapping[str, Estimate],
+    after: Mapping[str, Estimate],
+    teacher: Mapping[str, Estimate],
+) -> None:
+    """Figures of the student at the start and at the end, and of the teacher where it was scored too."""
+    table = Table(
+        Column("figure", no_wrap=True), "before", "after", *(["teacher"] if teacher else []), "unit", "n"
+    )
     for name, estimate in after.items():
-        table.add_row(name, _interval(before[name]), _interval(estimate), estimate.unit, str(estimate.n))
+        of_teacher = [_interval(teacher[name]) if name in teacher else ""] if teacher else []
+        table.add_row(
+            name, _interval(before[name]), _interval(estimate), *of_teacher, estimate.unit, str(estimate.n)
+        )
     console.print(table)
 
 

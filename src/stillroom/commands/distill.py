@@ -8,33 +8,30 @@ of the end. On resume the same walk is done again, and training goes on from the
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from transformers import PrinterCallback, ProgressCallback, set_seed
+from transformers import set_seed
 
-from stillroom import seeds
+from stillroom import seeds, stats
+from stillroom.commands.assemble import Pair, arguments, build_trainer, bytes_written, load_pair, render
 from stillroom.commands.display import RunCallback, before_and_after, make_console, show_example
 from stillroom.commands.scoring import score_tasks
 from stillroom.config import DistillConfig, Options
 from stillroom.data.batches import TrainingRow
-from stillroom.data.prepare import completed, select_rows, training_rows
+from stillroom.data.prepare import completed, select_rows
 from stillroom.data.rendering import end_ids, render_prompt
 from stillroom.errors import ConfigError
 from stillroom.evaluation.fidelity import heldout_divergences
-from stillroom.models import loading, shrink
-from stillroom.models.lora import add_lora
+from stillroom.models import loading
 from stillroom.models.vocab import fingerprint, shared_vocabulary
 from stillroom.runs import Run, plain, read_jsonl, rollout
 from stillroom.sampling.sampler import HFSampler
 from stillroom.sampling.teacher import LiveTeacher
 from stillroom.training.checkpoints import last_complete_checkpoint
-from stillroom.training.config import DistillationConfig
-from stillroom.training.distill import DistillationTrainer
 from stillroom.types import Estimate, Prompt
 
 if TYPE_CHECKING:
@@ -48,23 +45,13 @@ CHECKPOINTS = "checkpoints"
 """Folder of the run that the Trainer writes to."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Both models with their tokenizers."""
-
-    teacher: PreTrainedModel
-    teacher_tokenizer: PreTrainedTokenizerBase
-    student: PreTrainedModel
-    student_tokenizer: PreTrainedTokenizerBase
-
-
 def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
     """Run one distillation and return its figures; everything else is in the run folder.
 
     Raises:
         StillroomError: one of its leaves, before any work is lost.
     """
-    console = make_console()
+    console = make_console(quiet=options.quiet)
     _refuse_output_inside_a_model(config)
     train_rows, heldout_rows = select_rows(config.data)
     if options.dry_run:
@@ -74,23 +61,25 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
     if run.is_finished:
         console.print(f"{run.path} is finished; its figures are in results.json", markup=False)
         return run.results()
-    args = _arguments(config, run)
+    args = arguments(config, run.path / CHECKPOINTS, quiet=options.quiet)
     set_seed(config.train.seed)
-    pair = _load_pair(config)
-    train = _render(config, pair, train_rows, by_teacher=config.data.completions == "teacher")
-    heldout = _render(
+    pair = load_pair(config)
+    train = render(config, pair, train_rows, by_teacher=config.data.completions == "teacher")
+    heldout = render(
         config, pair, heldout_rows, by_teacher=config.data.completions == "teacher", is_heldout=True
     )
-    trainer = _trainer(pair, run, args, train)
-    run.begin(free_bytes=_bytes_written(config, pair.student))
+    trainer = build_trainer(pair, args, train, RunCallback(run, console))
+    run.begin(free_bytes=bytes_written(config, pair.student))
 
     if config.data.completions == "teacher":
         if config.sampling.on_policy_fraction < 1:
-            train = _by_teacher(config, pair, run, train, "train", config.data.num_generations)
+            train = _by_teacher(
+                config, pair, run, train, "train", config.data.num_generations, quiet=options.quiet
+            )
             trainer.train_dataset = train
         # Prompts given inline have no held-out set of their own: held out are other completions of them.
         copies = -(-config.data.heldout_rows // len(heldout)) if config.data.prompts and heldout else 1
-        heldout = _by_teacher(config, pair, run, heldout, "heldout", copies)
+        heldout = _by_teacher(config, pair, run, heldout, "heldout", copies, quiet=options.quiet)
     console.print(
         f"teacher {loading.num_parameters(pair.teacher):,} parameters, student "
         f"{loading.num_parameters(pair.student):,}; {len(train):,} rows to train on, {len(heldout)} held out"
@@ -98,6 +87,9 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
     if run.is_writer:
         show_example(console, pair.student_tokenizer, train[0])
 
+    of_teacher = (
+        _scores(config, pair.teacher, pair.teacher_tokenizer, run, "teacher") if config.score.teacher else {}
+    )
     before = _figures(config, pair, run, heldout, "before")
     checkpoint = last_complete_checkpoint(run.path / CHECKPOINTS) if options.resume else None
     if checkpoint is not None:
@@ -111,15 +103,18 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
         pair.student_tokenizer.save_pretrained(run.path / "student")
 
     after = _figures(config, trained, run, heldout, "after")
-    figures = {f"{name}/before": e for name, e in before.items()} | {
-        f"{name}/after": e for name, e in after.items()
+    figures = {
+        f"{name}/{when}": estimate
+        for when, found in (("teacher", of_teacher), ("before", before), ("after", after))
+        for name, estimate in found.items()
     }
+    # Of this process: a resumed run counts from where it went on.
+    figures["train/seconds"] = stats.exact(output.metrics["train_runtime"], n=1, unit="s")
+    figures["train/tokens_read"] = stats.exact(trainer.tokens_read, n=1, unit="tokens")
     sample = _sample(config, trained)
-    run.write_results(
-        figures, seconds={"train": output.metrics["train_runtime"]}, steps=output.global_step, sample=sample
-    )
+    run.write_results(figures, steps=output.global_step, sample=sample)
     if run.is_writer:
-        before_and_after(console, before, after)
+        before_and_after(console, before, after, of_teacher)
         if sample is not None:
             console.print(f"sample: {sample!r}", markup=False)
         console.print(f"student and figures: {run.path}", markup=False)
@@ -150,61 +145,6 @@ def _show_plan(console: Console, config: DistillConfig, train: Sequence[Row], he
     console.print(f"would train on {len(train):,} rows and hold out {len(heldout)}; nothing was written")
 
 
-def _load_pair(config: DistillConfig) -> Pair:
-    teacher_tokenizer = loading.load_tokenizer(config.teacher.path, config.teacher.revision)
-    teacher = loading.load_teacher(config.teacher.path, config.teacher.dtype, config.teacher.revision)
-    spec = config.student
-    if spec.path:
-        student = loading.load_student(spec.path, spec.dtype, spec.revision)
-        student_tokenizer = loading.load_tokenizer(spec.path, spec.revision)
-    else:
-        assert spec.num_hidden_layers is not None
-        student_tokenizer = teacher_tokenizer
-        if spec.random_init:
-            student = shrink.random_student(
-                teacher.config,
-                num_hidden_layers=spec.num_hidden_layers,
-                hidden_size=spec.hidden_size,
-                seed=config.train.seed,
-            )
-        else:
-            keep = shrink.evenly_spaced(teacher.config.num_hidden_layers, spec.num_hidden_layers)
-            student = shrink.drop_layers(teacher, keep)
-    if config.lora.r:
-        student = add_lora(student, config.lora.r, config.lora.lora_alpha, config.lora.target_modules)
-    return Pair(teacher, teacher_tokenizer, student, student_tokenizer)
-
-
-def _render(
-    config: DistillConfig, pair: Pair, rows: Sequence[Row], *, by_teacher: bool, is_heldout: bool = False
-) -> list[TrainingRow]:
-    """Rows as ids; without completions where the teacher or the student will write them."""
-    writes_later = by_teacher or (config.sampling.on_policy_fraction == 1 and not is_heldout)
-    if is_heldout and not config.score.heldout_kl:
-        return []
-    return training_rows(
-        rows,
-        pair.student_tokenizer,
-        pair.teacher_tokenizer,
-        pair.student,
-        max_length=config.data.max_length,
-        on_overlong=config.data.on_overlong,
-        needs_completion=not writes_later,
-        room=config.sampling.max_completion_length if writes_later else 1,
-        use_chat_template=None if config.data.tasks else False,  # a user's own texts are sent as they stand
-    )
-
-
-def _bytes_written(config: DistillConfig, student: PreTrainedModel) -> int:
-    """Disk that checkpoints may take: weights and Adam's two moments, one more than are kept, and the student."""
-    per_checkpoint = 3 * 4 * sum(p.numel() for p in student.parameters() if p.requires_grad)
-    return (
-        (config.train.save_total_limit + 1) * per_checkpoint
-        + 4 * loading.num_parameters(student)
-        + 20_000_000
-    )
-
-
 def _by_teacher(
     config: DistillConfig,
     pair: Pair,
@@ -212,6 +152,8 @@ def _by_teacher(
     rendered: Sequence[TrainingRow],
     purpose: str,
     num_generations: int,
+    *,
+    quiet: bool,
 ) -> list[TrainingRow]:
     """The same prompts with completions by the teacher, written once and read back on resume."""
     if not rendered:
@@ -233,7 +175,7 @@ def _by_teacher(
             max_completion_length=config.sampling.max_completion_length,
             temperature=config.sampling.temperature,
             seed=seeds.key(config.train.seed, "teacher completions", purpose),
-            progress=f"teacher writes {wanted:,} completions ({purpose})",
+            progress=None if quiet else f"teacher writes {wanted:,} completions ({purpose})",
         )
         run.add_rollouts(rollouts, purpose=purpose)
     truncated = sum(r.stop_reason == "length" for r in rollouts)
@@ -260,73 +202,27 @@ def _figures(
         )
         divergences = heldout_divergences(pair.student, source, heldout, vocab_size=shared.num_shared)
         figures |= {f"heldout/{name}": estimate for name, estimate in divergences.items()}
-    if config.score.tasks:
-        scores, samples = score_tasks(
-            pair.student,
-            pair.student_tokenizer,
-            config.score.tasks,
-            data_dir=config.data.data_dir,
-            max_examples=config.score.max_examples,
-            num_samples=config.score.num_samples,
-            max_completion_length=config.sampling.max_completion_length,
-            batch_size=config.sampling.batch_size,
-            seed=config.train.seed,
-        )
-        figures |= scores
-        run.add_rollouts(samples, purpose=f"score {when}")
-    return figures
+    return figures | _scores(config, pair.student, pair.student_tokenizer, run, when)
 
 
-def _arguments(config: DistillConfig, run: Run) -> DistillationConfig:
-    train, loss, sampling = config.train, config.loss, config.sampling
-    own = {k: v for k, v in plain(train).items() if k != "extra"}
-    try:
-        return DistillationConfig(
-            output_dir=str(run.path / CHECKPOINTS),
-            loss=loss.name,
-            loss_options=dict(loss.options),
-            temperature=loss.temperature,
-            scale_by_temperature_squared=loss.scale_by_temperature_squared,
-            top_k=loss.top_k,
-            hard_label_weight=loss.hard_label_weight,
-            reduction=loss.reduction,
-            on_policy_fraction=sampling.on_policy_fraction,
-            sampling_temperature=sampling.temperature,
-            sampling_batch_size=sampling.batch_size,
-            max_completion_length=sampling.max_completion_length,
-            max_length=config.data.max_length,
-            disable_tqdm=not sys.stderr.isatty(),
-            **{**own, **train.extra},
-        )
-    except TypeError as error:
-        raise ConfigError(
-            f"train.extra holds a field that transformers.TrainingArguments does not have ({error}). "
-            "Check its spelling; the fields are those of the transformers documentation."
-        ) from error
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"transformers refuses these training arguments: {error} Change them under train."
-        ) from error
-
-
-def _trainer(
-    pair: Pair, run: Run, args: DistillationConfig, rows: Sequence[TrainingRow]
-) -> DistillationTrainer:
-    trainer = DistillationTrainer(
-        model=pair.student,
-        teacher_model=pair.teacher,
-        args=args,
-        train_dataset=rows,
-        processing_class=pair.student_tokenizer,
-        teacher_processing_class=pair.teacher_tokenizer,
-        callbacks=[RunCallback(run)],
+def _scores(
+    config: DistillConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: Run, who: str
+) -> dict[str, Estimate]:
+    if not (config.score.tasks and run.is_writer):
+        return {}
+    scores, samples = score_tasks(
+        model,
+        tokenizer,
+        config.score.tasks,
+        data_dir=config.data.data_dir,
+        max_examples=config.score.max_examples,
+        num_samples=config.score.num_samples,
+        max_completion_length=config.sampling.max_completion_length,
+        batch_size=config.sampling.batch_size,
+        seed=config.train.seed,
     )
-    trainer.remove_callback(PrinterCallback)
-    if args.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-    return trainer
+    run.add_rollouts(samples, purpose=f"score {who}")
+    return scores
 
 
 def _sample(config: DistillConfig, pair: Pair) -> str | None:

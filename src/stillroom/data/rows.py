@@ -136,7 +136,7 @@ def fit(
             "or set on_overlong to drop if some may be left out."
         )
     dropped = [s.id for s in overlong]
-    logger.warning("%s and are left out: %s", message, ", ".join(dropped[:20]))
+    logger.warning("%s and are left out: %s", message, ", ".join(dropped[:5]))
     return fitting, dropped
 
 

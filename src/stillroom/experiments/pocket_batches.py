@@ -43,6 +43,9 @@ class Mix:
         return self.direct + self.worked + self.graded + self.facts + self.strings
 
 
+Row = tuple[list[int], int]
+"""Ids of a row, and the number of them that are start token and prompt."""
+
 Rows = tuple[Tensor, Tensor]
 """Ids and labels, int64 ``[B, T]``, labels not shifted."""
 
@@ -53,7 +56,7 @@ class BatchMaker:
     Args:
         tokenizer: of the model to be trained.
         seed: the run's seed.
-        facts_split: ``train`` for a model that is told all facts.
+        facts_split: ``train`` for a model that is told all facts, ``gold`` for the student's part of them.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class BatchMaker:
         self._digits = self._ids_of(chains.STATES)
         self._doors = self._ids_of(chains.DOORS)
         self._hash, self._semicolon, self._equals, self._question = self._ids_of("#;=?").tolist()
-        self._facts = [self._encoded(e.prompt, e.completion) for e in Facts().examples(facts_split)]
+        self._facts = self._encoded(list(Facts().examples(facts_split)))
 
     def _ids_of(self, symbols: str) -> np.ndarray:
         return np.array([self.tokenizer.encode(c, add_special_tokens=False)[0] for c in symbols])
@@ -88,7 +91,7 @@ class BatchMaker:
             groups += _short_and_long([self._facts[i] for i in chosen])
         if mix.strings:
             drawn = Strings().sample("train", mix.strings, int(generator.integers(2**62)))
-            groups += _short_and_long([self._encoded(e.prompt, e.completion) for e in drawn])
+            groups += _short_and_long(self._encoded(drawn))
         return groups
 
     def chains_of(self, split: str, length: int, written: int, n: int, seed: int) -> Rows:
@@ -99,12 +102,15 @@ class BatchMaker:
 
     def rows_of(self, examples: Sequence[Example]) -> Rows:
         """Any examples with a gold completion, for measuring."""
-        return _padded([self._encoded(e.prompt, e.completion) for e in examples])
+        return _padded(self._encoded(examples))
 
-    def _encoded(self, prompt: object, completion: str | None) -> tuple[list[int], int]:
-        assert completion is not None
-        head = [1, *self.tokenizer.encode(str(prompt), add_special_tokens=False)]
-        return [*head, *self.tokenizer.encode(completion, add_special_tokens=False), 2], len(head)
+    def _encoded(self, examples: Sequence[Example]) -> list[Row]:
+        """``<bos>`` prompt completion ``<eos>`` of each example, prompt and completion encoded apart."""
+        prompts, completions = (
+            self.tokenizer([str(text) for text in texts], add_special_tokens=False)["input_ids"]
+            for texts in ([e.prompt for e in examples], [e.completion for e in examples])
+        )
+        return [([1, *p, *c, 2], 1 + len(p)) for p, c in zip(prompts, completions, strict=True)]
 
     def _drawn(self, generator: np.random.Generator, length: int, n: int, wanted: bool) -> np.ndarray:
         """Draws n indices of walks of a length, held out or not."""
@@ -117,9 +123,9 @@ class BatchMaker:
 
     def _chain_rows(
         self, generator: np.random.Generator, n: int, lengths: np.ndarray, weights: np.ndarray, style: str
-    ) -> list[tuple[list[int], int]]:
+    ) -> list[Row]:
         drawn = generator.choice(lengths, size=n, p=weights / weights.sum())
-        rows: list[tuple[list[int], int]] = []
+        rows: list[Row] = []
         for length in np.unique(drawn).tolist():
             index = self._drawn(generator, length, int((drawn == length).sum()), wanted=False)
             if style == "graded":
@@ -129,7 +135,7 @@ class BatchMaker:
             rows += self._written(length, index, written)
         return rows
 
-    def _written(self, length: int, index: np.ndarray, written: np.ndarray) -> list[tuple[list[int], int]]:
+    def _written(self, length: int, index: np.ndarray, written: np.ndarray) -> list[Row]:
         """The ids of walks with their last ``written`` steps, and the length of each prompt."""
         n = len(index)
         powers = len(chains.DOORS) ** np.arange(length - 1, -1, -1)
@@ -159,14 +165,14 @@ class BatchMaker:
         return rows
 
 
-def _short_and_long(rows: list[tuple[list[int], int]]) -> list[Rows]:
+def _short_and_long(rows: list[Row]) -> list[Rows]:
     """Two groups, padded apart: half of the padding of one."""
     rows = sorted(rows, key=lambda row: len(row[0]))
     half = len(rows) // 2
     return [_padded(part) for part in (rows[:half], rows[half:]) if part]
 
 
-def _padded(rows: list[tuple[list[int], int]]) -> Rows:
+def _padded(rows: list[Row]) -> Rows:
     width = max(len(ids) for ids, _ in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     labels = np.full((len(rows), width), IGNORED, dtype=np.int64)

@@ -111,9 +111,9 @@ class _Training:
 
     def mix(self) -> Mix:
         """What the next batch holds."""
-        longest = self.state["longest"]
+        longest: int = self.state["longest"]
         if not self.teaching:
-            even = {k: 1.0 for k in LENGTHS if k <= longest} or {longest: 1.0}
+            even = dict.fromkeys((k for k in LENGTHS if k <= longest), 1.0) or {longest: 1.0}
             if self.config.role == "student":
                 return Mix(direct=0, worked=96, graded=0, facts=8, strings=8, length_weights=even)
             return Mix(direct=24, worked=72, graded=8, facts=8, strings=8, length_weights=even)

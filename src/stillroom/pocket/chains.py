@@ -202,7 +202,7 @@ class Chains:
                 yield self._example(length, i)
 
     def sample(self, split: str, n: int, seed: int) -> list[Example]:
-        """N distinct examples, lengths in turn; the same for the same (split, n, seed).
+        """Draws n distinct examples, lengths in turn; the same for the same (split, n, seed).
 
         Raises:
             ConfigError: the split holds fewer than n examples.
@@ -211,18 +211,25 @@ class Chains:
         found: list[Example] = []
         for turn, length in enumerate(lengths):
             wanted = len(range(turn, n, len(lengths)))
-            generator = np.random.default_rng(seeds.key(seed, "pocket/chains/sample", split, length))
-            index = generator.permutation(len(STATES) * len(DOORS) ** length)
-            if split != "ood":
-                index = index[held_out(length, index) == (split == "heldout")]
-            if len(index) < wanted:
-                raise ConfigError(
-                    f"asked for {wanted} walks through {length} doors of split {split!r}, which has "
-                    f"{len(index)}. Examples must be distinct. Ask for fewer."
-                )
-            found += [self._example(length, i) for i in index[:wanted].tolist()]
+            found += [self._example(length, i) for i in self._draw(split, length, wanted, seed)]
         order = seeds.permutation(n, seed, "pocket/chains/order", split)
         return [found[i] for i in order]
+
+    def _draw(self, split: str, length: int, wanted: int, seed: int) -> list[int]:
+        """Distinct walks of one length, by index."""
+        count = len(STATES) * len(DOORS) ** length
+        generator = np.random.default_rng(seeds.key(seed, "pocket/chains/sample", split, length))
+        # Drawing with replacement and dropping repeats is far quicker than shuffling 10 · 6^8 walks.
+        index = generator.permutation(count) if count < 20_000 else generator.integers(count, size=20 * wanted)
+        if split != "ood":
+            index = index[held_out(length, index) == (split == "heldout")]
+        distinct = list(dict.fromkeys(index.tolist()))
+        if len(distinct) < wanted:
+            raise ConfigError(
+                f"asked for {wanted} walks through {length} doors of split {split!r}, and {len(distinct)} were "
+                "found. Examples must be distinct. Ask for fewer, or for more lengths."
+            )
+        return distinct[:wanted]
 
     def score(self, example: Example, completion: str) -> float | None:
         """1 if the completion ends in ``#`` and the right digit, whatever stands before; None without one."""
@@ -238,11 +245,7 @@ class Chains:
     def _example(self, length: int, index: int) -> Example:
         start, rest = divmod(index, len(DOORS) ** length)
         path = "".join(DOORS[rest // len(DOORS) ** i % len(DOORS)] for i in reversed(range(length)))
-        written = (
-            {"worked": length, "direct": 0}.get(self.style, self.style)
-            if isinstance(self.style, str)
-            else self.style
-        )
+        written = self.style if isinstance(self.style, int) else length if self.style == "worked" else 0
         prompt = f"{start}{path}=?"
         completion = gold(start, path, written)
         return Example(

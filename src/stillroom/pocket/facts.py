@@ -110,7 +110,7 @@ class Facts:
         yield from self.sample(split, len(_rows(split)), WORLD_SEED)
 
     def sample(self, split: str, n: int, seed: int) -> list[Example]:
-        """N distinct examples, the same for the same (split, n, seed).
+        """Draws n distinct examples, the same for the same (split, n, seed).
 
         Raises:
             ConfigError: the split is unknown or holds fewer than n examples.

@@ -1,6 +1,6 @@
 """Strings: small instructions to be followed to the letter.
 
-``reverse:brick`` asks for ``kcirb``; ``reverse then upper:brick`` asks for ``KCIRB``. Words are random
+``reverse:brick?`` asks for ``kcirb``; ``reverse then upper:brick?`` asks for ``KCIRB``. Words are random
 letters, so that nothing can be known by heart. One word in ten is held out (split ``heldout``), and five
 of the compositions never occur in training at all (split ``ood``), although each of their parts does.
 """
@@ -70,7 +70,7 @@ class Strings:
         yield from self.sample(split, 2000, WORLD_SEED)
 
     def sample(self, split: str, n: int, seed: int) -> list[Example]:
-        """N distinct examples, the same for the same (split, n, seed)."""
+        """Draws n distinct examples, the same for the same (split, n, seed)."""
         if split not in self.splits:
             raise ConfigError(unknown_name("split of pocket/strings", split, self.splits))
         instructions = HELD_OUT_PAIRS if split == "ood" else TRAINED
@@ -103,7 +103,7 @@ def _word(state: int) -> str:
 
 
 def _example(operations: tuple[str, ...], word: str) -> Example:
-    prompt = f"{' then '.join(operations)}:{word}"
+    prompt = f"{' then '.join(operations)}:{word}?"
     answer = apply(operations, word)
     return Example(
         id=prompt, prompt=prompt, answer=answer, completion=answer, meta={"operations": operations}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,14 +24,14 @@ from stillroom import seeds
 from stillroom.data.batches import Batch, TrainingRow, collate, supervised_logits
 from stillroom.data.prepare import training_rows
 from stillroom.errors import ConfigError
-from stillroom.losses import Loss, make_loss
-from stillroom.losses.reduce import count_units, plain_loss, token_weights
+from stillroom.losses import Loss
+from stillroom.losses.reduce import count_units
 from stillroom.models.loading import load_student, load_teacher, load_tokenizer, warn_if_larger
 from stillroom.models.vocab import fingerprint, shared_vocabulary
 from stillroom.sampling.sampler import HFSampler
-from stillroom.sampling.teacher import HardLabels, LiveTeacher
 from stillroom.training.checkpoints import CompleteCheckpoints
 from stillroom.training.config import DistillationConfig
+from stillroom.training.objective import build_terms, objective
 from stillroom.types import Prompt, TeacherSource
 
 if TYPE_CHECKING:
@@ -41,17 +40,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One part of the objective, logged apart: weight · loss(student, source)."""
-
-    metric: str
-    loss: Loss
-    source: TeacherSource
-    weight: float = 1.0
-    dataset_rows_only: bool = False
 
 
 class KeyedSampler(torch.utils.data.Sampler[int]):
@@ -144,7 +132,7 @@ class DistillationTrainer(Trainer):
         if peft_config is not None:
             student = cast(PreTrainedModel, get_peft_model(student, peft_config))
 
-        self.terms = _terms(args, teacher, source, loss, self.vocab_size, fingerprint(tokenizer))
+        self.terms = build_terms(args, teacher, source, loss, self.vocab_size, fingerprint(tokenizer))
         keep = args.save_total_limit or 1_000_000
         args.save_total_limit = None  # CompleteCheckpoints removes old ones, after the new one is whole
         if args.world_size > 1:
@@ -161,6 +149,7 @@ class DistillationTrainer(Trainer):
                 needs_completion=args.on_policy_fraction < 1,
             )
 
+        self._prepare = prepare
         super().__init__(
             model=student,
             args=args,
@@ -179,6 +168,8 @@ class DistillationTrainer(Trainer):
             vocab_size=self.vocab_size,
             name="student",
         )
+        self.tokens_read = 0
+        """Prompt and completion tokens that the student has read in training, over all workers."""
         self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     # What a step trains on
@@ -201,10 +192,16 @@ class DistillationTrainer(Trainer):
             micro_batches = self._write_completions(micro_batches, step)
         inputs = [self._input(rows, micro_step) for micro_step, rows in enumerate(micro_batches)]
         masks = [x["batch"].completion_mask for x in inputs]
-        tokens, units = self._total(
-            [float(sum(count_units(mask, r) for mask in masks)) for r in ("token_mean", self.args.reduction)]
+        read = sum(int(x["batch"].student.attention_mask.sum()) for x in inputs)
+        tokens, units, read = self._total(
+            [
+                *(float(sum(count_units(m, r) for m in masks)) for r in ("token_mean", self.args.reduction)),
+                float(read),
+            ]
         )
         self._add("train/supervised_tokens_per_step", tokens, 1.0)
+        self._add("train/read_tokens_per_step", read, 1.0)
+        self.tokens_read += int(read)
         if not tokens:
             logger.warning("step %d has no supervised token; its gradient is zero", step)
         return inputs, units
@@ -273,17 +270,9 @@ class DistillationTrainer(Trainer):
     def _objective(self, model: torch.nn.Module, batch: Batch, denominator: float) -> Tensor:
         """The weighted sum of the terms on one micro-batch, logged term by term."""
         student_logits = supervised_logits(model, batch.student, batch.completion_mask)[:, : self.vocab_size]
-        total = student_logits.new_zeros(())
-        mask = batch.completion_mask
-        for term in self.terms:
-            chosen = mask & ~batch.is_on_policy[:, None] if term.dataset_rows_only else mask
-            if term.dataset_rows_only and not chosen.any():
-                continue
-            weights = torch.zeros(len(student_logits), device=mask.device)
-            weights[chosen[mask]] = token_weights(chosen, denominator, reduction=self.args.reduction)
-            part = plain_loss(term.loss, student_logits, term.source.signal(batch), weights)
-            total = total + term.weight * part
-            self._add(term.metric, part.item() * denominator, count_units(chosen, self.args.reduction))
+        total = objective(
+            self.terms, student_logits, batch, denominator, reduction=self.args.reduction, add=self._add
+        )
         self._add("train/on_policy_row_share", float(batch.is_on_policy.sum()), len(batch.row_ids))
         return total
 
@@ -294,7 +283,9 @@ class DistillationTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """The objective on held-out rows with their own completions; a function of weights and rows alone."""
-        rows: Sequence[TrainingRow] = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows: Sequence[TrainingRow] = (
+            self.eval_dataset if eval_dataset is None else self._prepare(eval_dataset)
+        )
         if not rows:
             raise ConfigError("evaluate() has no rows: pass eval_dataset here or to the trainer.")
         size = self.args.per_device_eval_batch_size
@@ -306,7 +297,7 @@ class DistillationTrainer(Trainer):
                 batch = collate(rows[start : start + size]).to(self.args.device)
                 self._objective(self.model, batch, 1.0)
         self.model.train(was_training)
-        sums, self._sums = self._sums, kept_sums
+        sums, self._sums = self._sums, defaultdict(lambda: [0.0, 0.0])
         metrics = {
             f"{metric_key_prefix}_{t.metric.split('/')[-1]}": _ratio(sums[t.metric]) for t in self.terms
         }
@@ -316,6 +307,7 @@ class DistillationTrainer(Trainer):
             if not t.dataset_rows_only or sums[t.metric][1]
         )
         self.log(dict(metrics))
+        self._sums = kept_sums  # what training has added up is for training's own next line
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -352,41 +344,3 @@ def _path_of(model: Any, missing: str) -> str:
             f"Pass {missing}=AutoTokenizer.from_pretrained(…)."
         )
     return model
-
-
-def _terms(
-    args: DistillationConfig,
-    teacher: PreTrainedModel | None,
-    source: TeacherSource | None,
-    loss: Loss | None,
-    vocab_size: int,
-    tokenizer_fingerprint: str,
-) -> list[Term]:
-    labels = HardLabels(vocab_size=vocab_size, fingerprint=tokenizer_fingerprint)
-    cross_entropy = make_loss("cross_entropy")
-    if args.loss == "cross_entropy" and loss is None:
-        return [Term("loss/cross_entropy_nats", cross_entropy, labels)]
-    if source is None:
-        if teacher is None:
-            raise ConfigError(
-                f"loss={args.loss!r} compares the student with a teacher, and none was given. Pass teacher_model or "
-                "source, or set loss='cross_entropy' to train on the completions' own tokens."
-            )
-        source = LiveTeacher(
-            teacher,
-            vocab_size=vocab_size,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            fingerprint=tokenizer_fingerprint,
-        )
-    bound = loss or make_loss(
-        args.loss, scale_by_temperature_squared=args.scale_by_temperature_squared, **args.loss_options
-    )
-    terms = [Term(f"loss/{bound.name}_nats", bound, source)]
-    if args.hard_label_weight:
-        terms.append(
-            Term(
-                "loss/hard_label_nats", cross_entropy, labels, args.hard_label_weight, dataset_rows_only=True
-            )
-        )
-    return terms
