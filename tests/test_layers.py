@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[1] / "src" / "stillroom"
 ORDER = (
     ("errors",),
     ("types", "seeds"),
-    ("stats", "runs"),
+    ("stats", "runs", "progress"),
     ("config",),
     ("pocket",),
     ("models",),

@@ -168,6 +168,7 @@ def _by_teacher(
             pair.teacher_tokenizer,
             batch_size=config.sampling.batch_size,
             name=config.teacher.path,
+            progress=None if quiet else f"teacher writes {wanted:,} completions ({purpose})",
         )
         rollouts = sampler.sample(
             [Prompt(row.id, row.teacher_prompt_ids or row.prompt_ids) for row in rendered],
@@ -175,7 +176,6 @@ def _by_teacher(
             max_completion_length=config.sampling.max_completion_length,
             temperature=config.sampling.temperature,
             seed=seeds.key(config.train.seed, "teacher completions", purpose),
-            progress=None if quiet else f"teacher writes {wanted:,} completions ({purpose})",
         )
         run.add_rollouts(rollouts, purpose=purpose)
     truncated = sum(r.stop_reason == "length" for r in rollouts)

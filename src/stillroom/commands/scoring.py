@@ -52,10 +52,12 @@ def score_tasks(
             spec.family == "multiple choice" and multiple_choice == "loglikelihood"
         )
         if by_likelihood:
-            found, samples = evaluate_likelihood(model, tokenizer, examples, batch_size=batch_size, seed=seed)
+            found, samples = evaluate_likelihood(
+                model, tokenizer, examples, batch_size=batch_size, progress=name, seed=seed
+            )
         else:
             found, samples = evaluate_task(
-                HFSampler(model, tokenizer, batch_size=batch_size),
+                HFSampler(model, tokenizer, batch_size=batch_size, progress=name),
                 tokenizer,
                 task,
                 examples,

@@ -11,12 +11,13 @@ Units: nats, summed in float64 over float32 log-probabilities.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from stillroom.errors import ConfigError, DataError, StillroomError
+from stillroom.models.modes import evaluation_mode
+from stillroom.progress import tracked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,18 +28,6 @@ WINDOW = 1024
 """Tokens read at once where neither the caller nor the model says less."""
 
 
-@contextmanager
-def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode for the block; afterwards every module is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
-
-
 def continuation_nats(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -46,6 +35,7 @@ def continuation_nats(
     *,
     batch_size: int,
     window: int | None = None,
+    progress: str | None = None,
 ) -> list[float]:
     """``-log p(continuation | context)`` in nats of each (context ids, continuation ids).
 
@@ -55,6 +45,7 @@ def continuation_nats(
         pairs: contexts hold at least one id; an empty continuation has 0 nats.
         batch_size: windows scored together.
         window: most tokens read at once, default the model's limit, at most 1024.
+        progress: label of a progress bar, shown on a terminal only.
 
     Raises:
         ConfigError: the window is below 2 or above what the model can read.
@@ -75,7 +66,7 @@ def continuation_nats(
     jobs.sort(key=lambda job: len(job[1]))  # like lengths share a batch; the sums do not depend on it
     totals = [0.0] * len(pairs)
     with evaluation_mode(model), torch.no_grad():
-        for start in range(0, len(jobs), batch_size):
+        for start in tracked(range(0, len(jobs), batch_size), progress):
             batch = jobs[start : start + batch_size]
             sums = _score(model, [(ids, first) for _, ids, first in batch], vocab_size=len(tokenizer))
             for (pair, _, _), nats in zip(batch, sums, strict=True):

@@ -17,6 +17,7 @@ from stillroom.errors import DataError
 from stillroom.losses import make_loss
 from stillroom.losses.reduce import require_finite
 from stillroom.losses.signals import TeacherSignal
+from stillroom.models.modes import evaluation_mode
 from stillroom.types import Estimate, TeacherSource
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ def heldout_divergences(
     losses = {f"{name}_nats": make_loss(name) for name in DIVERGENCES}
     sums: dict[str, list[float]] = {name: [] for name in (*losses, "top1_agreement")}
     counts: list[int] = []
-    was_training = student.training
-    student.eval()
-    try:
+    with evaluation_mode(student):
         # Rows of like length share a batch; the sums are per row, so their order does not matter.
         ordered = sorted(rows, key=lambda row: len(row.completion_ids))
         for start in range(0, len(ordered), batch_size):
@@ -77,8 +76,6 @@ def heldout_divergences(
             counts.extend(lengths)
             for name, value in values.items():
                 sums[name].extend(part.sum().item() for part in value.double().split(lengths))
-    finally:
-        student.train(was_training)
     units = dict.fromkeys(losses, "nats/token") | {"top1_agreement": "share"}
     return {
         name: stats.bootstrap_ratio(row_sums, counts, seed=seed, level=level, unit=units[name])

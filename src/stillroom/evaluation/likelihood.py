@@ -32,6 +32,7 @@ def option_loglikelihoods(
     examples: Sequence[Example],
     *,
     batch_size: int = 32,
+    progress: str | None = None,
 ) -> list[tuple[float, ...]]:
     """``log p(" " + option | question)`` in nats, for every option of every example.
 
@@ -43,6 +44,7 @@ def option_loglikelihoods(
         tokenizer: of the model.
         examples: with at least two options each.
         batch_size: changes the speed, not the sums.
+        progress: label of a progress bar, shown on a terminal only.
 
     Raises:
         DataError: an example without options, or one longer than the model can read.
@@ -66,7 +68,11 @@ def option_loglikelihoods(
             f"unread ({tokenizer.decode(list(longest[0]))[:60]!r}). Leave it out."
         )
     # One window each: an option must be read behind its whole question.
-    sums = iter(continuation_nats(model, tokenizer, pairs, batch_size=batch_size, window=max(length, 2)))
+    sums = iter(
+        continuation_nats(
+            model, tokenizer, pairs, batch_size=batch_size, window=max(length, 2), progress=progress
+        )
+    )
     return [tuple(-next(sums) for _ in example.options) for example in examples]
 
 
@@ -76,6 +82,7 @@ def multiple_choice_accuracy(
     examples: Sequence[Example],
     *,
     batch_size: int = 32,
+    progress: str | None = None,
     level: float = 0.95,
 ) -> tuple[dict[str, Estimate], Records]:
     """Accuracy when the likeliest option is the answer; the first one where several are equally likely.
@@ -92,7 +99,9 @@ def multiple_choice_accuracy(
         raise DataError("there are no examples to score; choose a split and a limit that leave some.")
     records: Records = []
     for example, sums in zip(
-        examples, option_loglikelihoods(model, tokenizer, examples, batch_size=batch_size), strict=True
+        examples,
+        option_loglikelihoods(model, tokenizer, examples, batch_size=batch_size, progress=progress),
+        strict=True,
     ):
         per_byte = [s / len(option.encode()) for s, option in zip(sums, example.options, strict=True)]
         gold = ord(example.answer) - ord("A") if len(example.answer) == 1 else -1
@@ -130,6 +139,7 @@ def text_nats(
     use_chat_template: bool | None = None,
     window: int | None = None,
     batch_size: int = 4,
+    progress: str | None = None,
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[dict[str, Estimate], Records]:
@@ -147,6 +157,7 @@ def text_nats(
         window: most tokens read at once, default 1024 or the model's own limit; every token but the first
             half window of a text has at least half a window of context.
         batch_size: changes the speed, not the sums.
+        progress: label of a progress bar, shown on a terminal only.
         seed: of the bootstrap over texts.
         level: coverage of the intervals.
 
@@ -171,7 +182,7 @@ def text_nats(
             # Encoded from the start, because some tokenizers write the first word of a text differently.
             start, whole = render_prompt(tokenizer, ""), render_prompt(tokenizer, text)
             pairs.append((with_start(tokenizer, start), whole[len(start) :]))
-    nats = continuation_nats(model, tokenizer, pairs, batch_size=batch_size, window=window)
+    nats = continuation_nats(model, tokenizer, pairs, batch_size=batch_size, window=window, progress=progress)
     tokens = [len(ids) for _, ids in pairs]
     num_bytes = [len(text.encode()) for text in texts]
     bits = [n / math.log(2) for n in nats]
@@ -193,6 +204,7 @@ def evaluate_likelihood(
     *,
     use_chat_template: bool | None = None,
     batch_size: int = 4,
+    progress: str | None = None,
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[dict[str, Estimate], Records]:
@@ -213,7 +225,9 @@ def evaluate_likelihood(
             "Give examples of one task and split."
         )
     if kinds == {"options"}:
-        return multiple_choice_accuracy(model, tokenizer, examples, batch_size=batch_size, level=level)
+        return multiple_choice_accuracy(
+            model, tokenizer, examples, batch_size=batch_size, progress=progress, level=level
+        )
     completions = [example.completion for example in examples if example.completion is not None]
     estimates, records = text_nats(
         model,
@@ -222,6 +236,7 @@ def evaluate_likelihood(
         prompts=[example.prompt for example in examples] if completions else None,
         use_chat_template=use_chat_template,
         batch_size=batch_size,
+        progress=progress,
         seed=seed,
         level=level,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stillroom import stats
 from stillroom.errors import ConfigError, MissingExtraError, unknown_name
-from stillroom.evaluation.continuations import evaluation_mode
+from stillroom.models.modes import evaluation_mode
 from stillroom.types import Estimate
 
 if TYPE_CHECKING:

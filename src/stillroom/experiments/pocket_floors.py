@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from stillroom import seeds
-from stillroom.pocket.chains import Chains, is_faithful, style_of
+from stillroom.pocket.chains import LENGTHS, Chains, is_faithful, style_of
 from stillroom.pocket.facts import Facts
 from stillroom.pocket.strings import Strings
 from stillroom.sampling.sampler import HFSampler
@@ -67,8 +67,16 @@ def chain_prefix(example: Example, style: str) -> str:
     return "#" if style == "direct" else f"{example.meta['start']}{example.meta['path'][0]}"
 
 
-def measure(folder: str | Path, n: int = 1000, lengths: Sequence[int] | None = None) -> dict[str, Estimate]:
+def measure(
+    folder: str | Path, n: int = 1000, lengths: Sequence[int] = LENGTHS, chains_only: bool = False
+) -> dict[str, Estimate]:
     """Accuracies of a pocket model; n items each (fewer where a split has fewer).
+
+    Args:
+        folder: the model as it lies on disk.
+        n: items of each split.
+        lengths: numbers of doors, n walks in all.
+        chains_only: leave facts and strings out.
 
     Returns:
         ``chains/worked``, ``chains/direct`` (greedy, style forced), ``chains/sampled`` (temperature 1, style
@@ -77,7 +85,7 @@ def measure(folder: str | Path, n: int = 1000, lengths: Sequence[int] | None = N
         each k, ``facts/heldout``, ``strings/heldout``, ``strings/ood`` (greedy). Wilson intervals over items.
     """
     _, sampler = load(folder)
-    task = Chains(lengths=lengths) if lengths is not None else Chains()
+    task = Chains(lengths=lengths)
     examples = task.sample("heldout", n, seed=1)
     result: dict[str, Estimate] = {}
     for style in ("worked", "direct"):
@@ -92,9 +100,10 @@ def measure(folder: str | Path, n: int = 1000, lengths: Sequence[int] | None = N
     result["chains/sampled"] = wilson(sum(task.score(e, t) == 1 for e, t in scored), n, unit="accuracy")
     result["chains/worked_share"] = wilson(sum((style_of(t) or 0) > 0 for t in texts), n, unit="share")
     result["chains/faithful_share"] = wilson(sum(is_faithful(e, t) for e, t in scored), n, unit="share")
-    for other, split in ((Facts(), "heldout"), (Strings(), "heldout"), (Strings(), "ood")):
-        available = len(list(other.examples(split)))
-        items = other.sample(split, min(n, available), seed=1)
+    for other, split in (
+        () if chains_only else ((Facts(), "heldout"), (Strings(), "heldout"), (Strings(), "ood"))
+    ):
+        items = list(other.examples(split))[:n]
         texts = complete(sampler, items, [""] * len(items), temperature=0)
         right = sum(other.score(e, t) == 1 for e, t in zip(items, texts, strict=True))
         result[f"{other.name.removeprefix('pocket/')}/{split}"] = wilson(right, len(items), unit="accuracy")

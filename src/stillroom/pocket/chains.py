@@ -26,9 +26,9 @@ from stillroom.types import Example
 
 STATES = "0123456789"
 DOORS = "abcdef"
-LENGTHS = (4, 5, 6)
+LENGTHS: tuple[int, ...] = (4, 5, 6)
 """Numbers of doors in the splits ``train`` and ``heldout``."""
-OOD_LENGTHS = (7, 8)
+OOD_LENGTHS: tuple[int, ...] = (7, 8)
 """Numbers of doors in the split ``ood``: longer than anything a pocket model was trained on."""
 WORLD_SEED = 20261130
 """The written seed of the doors and of the hash split."""
@@ -220,7 +220,9 @@ class Chains:
         count = len(STATES) * len(DOORS) ** length
         generator = np.random.default_rng(seeds.key(seed, "pocket/chains/sample", split, length))
         # Drawing with replacement and dropping repeats is far quicker than shuffling 10 · 6^8 walks.
-        index = generator.permutation(count) if count < 20_000 else generator.integers(count, size=20 * wanted)
+        index = (
+            generator.permutation(count) if count < 20_000 else generator.integers(count, size=20 * wanted)
+        )
         if split != "ood":
             index = index[held_out(length, index) == (split == "heldout")]
         distinct = list(dict.fromkeys(index.tolist()))

@@ -11,19 +11,18 @@ Legend: B rows, P prompt width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from stillroom import seeds
 from stillroom.data.batches import left_pad
 from stillroom.data.rendering import end_ids as declared_end_ids
 from stillroom.errors import ConfigError, StillroomError
+from stillroom.models.modes import evaluation_mode
+from stillroom.progress import tracked
 from stillroom.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ class HFSampler:
         batch_size: rows decoded together. Does not change what is sampled, only the speed.
         vocab_size: number of real token ids; padded columns beyond it are never sampled (field report 2).
         name: written into `Rollout.policy`.
+        progress: label of a progress bar with the time left, shown on a terminal only.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class HFSampler:
         batch_size: int = 64,
         vocab_size: int | None = None,
         name: str = "",
+        progress: str | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -73,6 +74,7 @@ class HFSampler:
         self.batch_size = batch_size
         self.vocab_size = vocab_size or len(tokenizer)
         self.name = name or str(getattr(model.config, "_name_or_path", "")) or type(model).__name__
+        self.progress = progress
         self.stats = SamplerStats()
         if not self.end_ids:
             raise ConfigError(
@@ -88,7 +90,6 @@ class HFSampler:
         max_completion_length: int,
         temperature: float,
         seed: int,
-        progress: str | None = None,
     ) -> list[Rollout]:
         """Draw completions, prompt-major: all generations of the first prompt, then of the second …
 
@@ -102,7 +103,6 @@ class HFSampler:
             temperature: divides the logits; 0 takes the largest logit (greedy), and then the log-probabilities
                 are those of temperature 1.
             seed: of this call; use a different one for every optimizer step.
-            progress: label of a progress bar with the time left, shown on a terminal only.
 
         Raises:
             ConfigError: a setting is out of range, or a prompt is empty.
@@ -123,9 +123,9 @@ class HFSampler:
         # Rows of like length decode together; the order does not change any row's sample.
         order = sorted(range(len(jobs)), key=lambda i: len(jobs[i][0].ids))
         rollouts: list[Rollout | None] = [None] * len(jobs)
-        with _eval_state(self.model), torch.no_grad():
+        with evaluation_mode(self.model), torch.no_grad():
             starts = range(0, len(order), self.batch_size)
-            for start in _tracked(starts, progress):
+            for start in tracked(starts, self.progress):
                 chosen = order[start : start + self.batch_size]
                 batch = [jobs[i] for i in chosen]
                 for i, rollout in zip(
@@ -209,25 +209,3 @@ class HFSampler:
         self.stats.near_ties += int((best.values[:, 0] - best.values[:, 1] < NEAR_TIE).sum())
         chosen = best.indices[:, 0]
         return chosen, scores_BV.log_softmax(1).gather(1, chosen[:, None]).squeeze(1)
-
-
-def _tracked(starts: range, label: str | None) -> Iterable[int]:
-    console = Console(stderr=True)
-    if label is None or not console.is_terminal:
-        return starts
-    return track(starts, label, console=console, transient=True)
-
-
-@contextmanager
-def _eval_state(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without gradient checkpointing for the block; everything as before afterwards."""
-    was_training, was_checkpointing = model.training, model.is_activation_checkpointing
-    if was_checkpointing:
-        model.activation_checkpointing_disable()
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-        if was_checkpointing:
-            model.activation_checkpointing_enable()

@@ -27,6 +27,7 @@ from stillroom.errors import ConfigError
 from stillroom.losses import Loss
 from stillroom.losses.reduce import count_units
 from stillroom.models.loading import load_student, load_teacher, load_tokenizer, warn_if_larger
+from stillroom.models.modes import evaluation_mode
 from stillroom.models.vocab import fingerprint, shared_vocabulary
 from stillroom.sampling.sampler import HFSampler
 from stillroom.training.checkpoints import CompleteCheckpoints
@@ -290,13 +291,10 @@ class DistillationTrainer(Trainer):
             raise ConfigError("evaluate() has no rows: pass eval_dataset here or to the trainer.")
         size = self.args.per_device_eval_batch_size
         kept_sums, self._sums = self._sums, defaultdict(lambda: [0.0, 0.0])
-        was_training = self.model.training
-        self.model.eval()
-        with torch.no_grad():
+        with evaluation_mode(self.model), torch.no_grad():
             for start in range(0, len(rows), size):
                 batch = collate(rows[start : start + size]).to(self.args.device)
                 self._objective(self.model, batch, 1.0)
-        self.model.train(was_training)
         sums, self._sums = self._sums, defaultdict(lambda: [0.0, 0.0])
         metrics = {
             f"{metric_key_prefix}_{t.metric.split('/')[-1]}": _ratio(sums[t.metric]) for t in self.terms
