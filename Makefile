@@ -34,7 +34,7 @@ test-all: setup
 demo: demo-distill
 
 demo-distill: setup
-	$(BIN)/stillroom demo --output_dir runs/demo
+	$(BIN)/stillroom demo --output_dir runs/demo --resume
 
 docs: setup
 	$(BIN)/python -m tools.claims table

@@ -87,6 +87,19 @@ def test_mistakes_are_answered_with_the_way_out(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tasks", "gsm8k,pocket/chains"],
+        ["--tasks=gsm8k,pocket/chains"],
+        ["--tasks", "[gsm8k, pocket/chains]"],
+    ],
+)
+def test_a_list_may_be_written_with_commas(words: list[str]) -> None:
+    assert parse("evaluate", ["--model.path", "m", *words])[0].tasks == ("gsm8k", "pocket/chains")
+    assert parse("evaluate", ["--model.path", "m", "--tasks", "lm-eval:arc"])[0].tasks == ("lm-eval:arc",)
+
+
 def test_an_unknown_key_in_yaml_gets_near_matches(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE.replace("learning_rate", "learning_rat"))
     with pytest.raises(ConfigError, match=r"learning_rat.*train\.learning_rate"):
@@ -116,5 +129,6 @@ def test_contradictions_are_found_before_anything_is_read(
 def test_every_default_of_every_command_can_be_built(recipe: str) -> None:
     assert parse("demo", [])[0].seeds == (0, 1, 2)
     assert parse("fetch", [])[0].name == "smollm2"
+    assert parse("fetch", ["smollm2"])[0].name == "smollm2"
     assert parse("pocket train", ["--family", "bpe"])[0].family == "bpe"
     assert main(["tasks"]) == 0

@@ -22,7 +22,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_pocket_task_gives_greedy_and_sampled_accuracy_and_keeps_every_completion(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["evaluate", "--model.path", "pocket:chars-student", "--tasks", "[pocket/chains]", "--output_dir", str(out)]
+    words = [
+        "evaluate",
+        "--model.path",
+        "pocket:chars-student",
+        "--tasks",
+        "[pocket/chains]",
+        "--output_dir",
+        str(out),
+    ]
     assert main([*words, "--max_examples", "30", "--num_samples", "2", "--max_completion_length", "32"]) == 0
     figures = Run.open(out).results()
     greedy, sampled = (figures[f"pocket/chains/accuracy_{mode}"] for mode in ("greedy", "sampled"))
@@ -39,8 +47,23 @@ def test_a_pocket_task_gives_greedy_and_sampled_accuracy_and_keeps_every_complet
 
 def test_real_multiple_choice_and_open_text_are_scored_by_likelihood(shared: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["evaluate", "--model.path", str(shared / "models" / "stories260k"), "--tasks", "[arc_easy, dolly]"]
-    words += ["--data-dir", str(shared / "data"), "--output_dir", str(out), "--max_examples", "12", "--split", "train"]
+    words = [
+        "evaluate",
+        "--model.path",
+        str(shared / "models" / "stories260k"),
+        "--tasks",
+        "[arc_easy, dolly]",
+    ]
+    words += [
+        "--data-dir",
+        str(shared / "data"),
+        "--output_dir",
+        str(out),
+        "--max_examples",
+        "12",
+        "--split",
+        "train",
+    ]
     assert main(words) == 0
     figures = Run.open(out).results()
     assert figures["arc_easy/acc"].n == 12
@@ -51,7 +74,15 @@ def test_real_multiple_choice_and_open_text_are_scored_by_likelihood(shared: Pat
 
 
 def test_a_dry_run_names_what_it_would_do_and_writes_nothing(tiny: str, tmp_path: Path, capsys) -> None:
-    words = ["evaluate", "--model.path", tiny, "--tasks", "[pocket/facts]", "--output_dir", str(tmp_path / "run")]
+    words = [
+        "evaluate",
+        "--model.path",
+        tiny,
+        "--tasks",
+        "[pocket/facts]",
+        "--output_dir",
+        str(tmp_path / "run"),
+    ]
     assert main([*words, "--dry-run"]) == 0
     assert "would score" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
@@ -67,7 +98,9 @@ def test_a_dry_run_names_what_it_would_do_and_writes_nothing(tiny: str, tmp_path
         (["--tasks", "[pocket/chains]", "--model.path", "pocket:chars-techer"], "chars-teacher"),
     ],
 )  # fmt: skip
-def test_bad_input_gets_one_clear_error_and_leaves_no_run(tiny: str, tmp_path: Path, capsys, flags, message) -> None:
+def test_bad_input_gets_one_clear_error_and_leaves_no_run(
+    tiny: str, tmp_path: Path, capsys, flags, message
+) -> None:
     words = ["evaluate", "--model.path", tiny, "--output_dir", str(tmp_path / "run"), *flags]
     assert main(words) == 2
     err = capsys.readouterr().err

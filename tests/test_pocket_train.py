@@ -182,7 +182,7 @@ def test_a_run_killed_between_checkpoints_ends_with_the_same_weights_as_one_left
             if step == kill_at:
                 raise _Killed
             if step == 4 and training.state["phase"] == "climb":
-                training.state |= {"phase": "settle", "settle_from": 4}
+                training.state |= {"phase": "settle", "phase_from": 4}
             return update(*args)
 
         monkeypatch.setattr(pocket_train, "update", counted)

@@ -465,6 +465,16 @@ def test_report_43_a_batch_without_supervised_tokens_gives_zero_and_harms_nobody
     assert "no supervised position" in caplog.text
 
 
+def test_rows_beyond_the_positions_of_either_model_are_refused(tmp_path: Path) -> None:
+    long = [
+        TrainingRow("long", (1, *range(4, 80)), tuple(range(4, 64)), (True,) * 60)
+    ]  # 137 of 128 positions
+    with pytest.raises(DataError, match=r"'long'.*the student has 128 positions"):
+        trainer(tmp_path, student(), teacher(), data=long)
+    with pytest.raises(DataError, match="the student may write 125"):
+        trainer(tmp_path, student(), teacher(), on_policy_fraction=0.5, max_completion_length=125)
+
+
 # Checkpoints.
 
 

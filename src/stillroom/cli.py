@@ -31,6 +31,8 @@ class Command:
     config: str
     """``module:ConfigDataclass``."""
     summary: str
+    positional: str | None = None
+    """Key that a first word without dashes stands for; otherwise such a word is a YAML file."""
 
 
 COMMANDS = {
@@ -63,6 +65,7 @@ COMMANDS = {
         "stillroom.commands.fetch:fetch",
         "stillroom.config:FetchConfig",
         "Fetch and convert a small real model; the only command that uses the network.",
+        positional="name",
     ),
 }
 
@@ -114,9 +117,10 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, Options]:
     """
     words = list(words)
     if words and not words[0].startswith("-"):
-        words = ["--config", *words]
+        key = COMMANDS[name].positional
+        words = [f"--{key}" if key and not words[0].endswith((".yaml", ".yml")) else "--config", *words]
     parser = _parser(name)
-    words = _canonical_flags(words, _known_keys(parser))
+    words = _lists_in_words(_canonical_flags(words, _known_keys(parser)), parser)
     try:
         namespace = parser.parse_args(words)
         built = vars(parser.instantiate_classes(namespace))
@@ -166,6 +170,24 @@ def _canonical_flags(words: Sequence[str], known: set[str]) -> list[str]:
             word = f"--{key}{flag[len(flag.rstrip('+')) :]}{equals}{value}"
         canonical.append(word)
     return canonical
+
+
+def _lists_in_words(words: Sequence[str], parser: ArgumentParser) -> list[str]:
+    """``--tasks a,b`` for ``--tasks '[a, b]'``: keys that hold a list take words with commas between."""
+    lists = {f"--{action.dest}" for action in parser._actions if isinstance(action.default, tuple)}
+    spelt: list[str] = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if equals and flag in lists and not value.startswith("["):
+            word = f"{flag}={_as_list(value)}"
+        elif spelt and spelt[-1] in lists and not word.startswith(("[", "--")):
+            word = _as_list(word)
+        spelt.append(word)
+    return spelt
+
+
+def _as_list(value: str) -> str:
+    return "[" + ", ".join(part.strip() for part in value.split(",")) + "]"
 
 
 def _is_known(key: str, known: set[str]) -> bool:

@@ -14,7 +14,7 @@ from stillroom.config import DistillConfig
 from stillroom.data.batches import TrainingRow
 from stillroom.data.prepare import training_rows
 from stillroom.data.rows import Row
-from stillroom.errors import ConfigError
+from stillroom.errors import ConfigError, DataError
 from stillroom.models import loading, shrink
 from stillroom.models.lora import add_lora
 from stillroom.runs import plain
@@ -68,6 +68,15 @@ def render(
     writes_later = by_teacher or (config.sampling.on_policy_fraction == 1 and not is_heldout)
     if is_heldout and not config.score.heldout_kl:
         return []
+    if (
+        is_heldout
+        and not writes_later
+        and any(row.completion is None and row.messages is None for row in rows)
+    ):
+        raise DataError(
+            "held-out rows have prompts and no completions, so there is nothing to measure the divergence on. Let the "
+            "teacher write (data.completions: teacher), add completions, or set score.heldout_kl to false."
+        )
     return training_rows(
         rows,
         pair.student_tokenizer,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from transformers import set_seed
@@ -24,10 +24,11 @@ from stillroom.config import DistillConfig, Options
 from stillroom.data.batches import TrainingRow
 from stillroom.data.prepare import completed, select_rows
 from stillroom.data.rendering import end_ids, render_prompt
-from stillroom.errors import ConfigError
+from stillroom.errors import ConfigError, VocabularyError
 from stillroom.evaluation.fidelity import heldout_divergences
+from stillroom.losses import make_loss
 from stillroom.models import loading
-from stillroom.models.vocab import fingerprint, shared_vocabulary
+from stillroom.models.vocab import SharedVocabulary, fingerprint, shared_vocabulary
 from stillroom.runs import Run, plain, read_jsonl, rollout
 from stillroom.sampling.sampler import HFSampler
 from stillroom.sampling.teacher import LiveTeacher
@@ -53,6 +54,9 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
     """
     console = make_console(quiet=options.quiet)
     _refuse_output_inside_a_model(config)
+    if config.loss.name != "cross_entropy":
+        loss_options: dict[str, Any] = dict(config.loss.options)
+        make_loss(config.loss.name, **loss_options)  # an unknown name or option is found here
     train_rows, heldout_rows = select_rows(config.data)
     if options.dry_run:
         _show_plan(console, config, train_rows, heldout_rows)
@@ -64,6 +68,8 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
     args = arguments(config, run.path / CHECKPOINTS, quiet=options.quiet)
     set_seed(config.train.seed)
     pair = load_pair(config)
+    if config.score.heldout_kl:
+        _require_shared_vocabulary(pair)
     train = render(config, pair, train_rows, by_teacher=config.data.completions == "teacher")
     heldout = render(
         config, pair, heldout_rows, by_teacher=config.data.completions == "teacher", is_heldout=True
@@ -92,12 +98,15 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
     )
     before = _figures(config, pair, run, heldout, "before")
     checkpoint = last_complete_checkpoint(run.path / CHECKPOINTS) if options.resume else None
-    if checkpoint is not None:
-        step = int(checkpoint.name.split("-")[1])
-        run.rewind(step)
+    step = int(checkpoint.name.split("-")[1]) if checkpoint is not None else 0
+    run.rewind(step)
+    if step:
         console.print(f"resuming after step {step}")
     output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trained = replace(pair, student=trainer.accelerator.unwrap_model(trainer.model))
+    student = trainer.accelerator.unwrap_model(trainer.model)
+    if config.lora.r and not config.student.path:
+        student = student.merge_and_unload()  # its base was made here and is saved nowhere else
+    trained = replace(pair, student=student)
     if run.is_writer:
         trained.student.save_pretrained(run.path / "student")
         pair.student_tokenizer.save_pretrained(run.path / "student")
@@ -191,12 +200,7 @@ def _figures(
         return {}
     figures: dict[str, Estimate] = {}
     if config.score.heldout_kl:
-        shared = shared_vocabulary(
-            pair.student_tokenizer,
-            pair.teacher_tokenizer,
-            pair.student.config.vocab_size,
-            pair.teacher.config.vocab_size,
-        )
+        shared = _require_shared_vocabulary(pair)
         source = LiveTeacher(
             pair.teacher, vocab_size=shared.num_shared, fingerprint=fingerprint(pair.student_tokenizer)
         )
@@ -221,8 +225,25 @@ def _scores(
         batch_size=config.sampling.batch_size,
         seed=config.train.seed,
     )
-    run.add_rollouts(samples, purpose=f"score {who}")
+    purpose = f"score {who}"
+    if not any(r.get("purpose") == purpose for r in read_jsonl(run.path / "rollouts.jsonl")):  # as on resume
+        run.add_rollouts(samples, purpose=purpose)
     return scores
+
+
+def _require_shared_vocabulary(pair: Pair) -> SharedVocabulary:
+    try:
+        return shared_vocabulary(
+            pair.student_tokenizer,
+            pair.teacher_tokenizer,
+            pair.student.config.vocab_size,
+            pair.teacher.config.vocab_size,
+        )
+    except VocabularyError as error:
+        raise VocabularyError(
+            f"{error} In a recipe: data.completions: teacher, loss.name: cross_entropy, and score.heldout_kl: false, "
+            "since a divergence between unlike vocabularies cannot be measured either."
+        ) from error
 
 
 def _sample(config: DistillConfig, pair: Pair) -> str | None:

@@ -7,25 +7,24 @@ from stillroom.commands.scoring import score_tasks
 from stillroom.config import EvaluateConfig, Options
 from stillroom.data.tasks import TASKS, load_task
 from stillroom.errors import ConfigError, unknown_name
-from stillroom.evaluation.lm_eval_bridge import evaluate_lm_eval
+from stillroom.evaluation.lm_eval_bridge import PREFIX, evaluate_lm_eval, require_lm_eval
 from stillroom.models import loading
 from stillroom.runs import Run
 from stillroom.types import Estimate
-
-LM_EVAL = "lm-eval:"
-"""Marks a task that is handed over to lm-evaluation-harness."""
 
 
 def evaluate(config: EvaluateConfig, options: Options) -> dict[str, Estimate]:
     """Score the model on every task and return the figures; every sample is kept in the run folder."""
     console = make_console()
-    ours = [name for name in config.tasks if not name.startswith(LM_EVAL)]
-    theirs = [name.removeprefix(LM_EVAL) for name in config.tasks if name.startswith(LM_EVAL)]
+    ours = [name for name in config.tasks if not name.startswith(PREFIX)]
+    theirs = [name.removeprefix(PREFIX) for name in config.tasks if name.startswith(PREFIX)]
     for name in ours:
         task = load_task(name, config.data_dir)
         split = config.split or TASKS[name].test_split
         if split not in task.splits:
             raise ConfigError(unknown_name(f"split of task {name!r}", split, task.splits))
+    if theirs:
+        require_lm_eval()
     path = loading.resolve(config.model.path)
     if options.dry_run:
         console.print(f"would score {path} on {', '.join(config.tasks)}; nothing was written", markup=False)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from stillroom.errors import ConfigError, DataError, StillroomError
+from stillroom.models.loading import longest_input
 from stillroom.models.modes import evaluation_mode
 from stillroom.progress import tracked
 
@@ -126,8 +127,3 @@ def with_start(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> Ids:
             "and that token has no probability. Set tokenizer.bos_token, or give the texts prompts."
         )
     return (start,)
-
-
-def longest_input(model: PreTrainedModel) -> int | None:
-    """Most tokens that the model can read, if it says so."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -17,7 +17,8 @@ from stillroom.data.overlap import prompt_text
 from stillroom.data.rendering import render_prompt
 from stillroom.data.tokens import encode_continuation
 from stillroom.errors import DataError
-from stillroom.evaluation.continuations import Ids, continuation_nats, longest_input, with_start
+from stillroom.evaluation.continuations import Ids, continuation_nats, with_start
+from stillroom.models.loading import longest_input
 from stillroom.types import Estimate, Example, Message
 
 if TYPE_CHECKING:

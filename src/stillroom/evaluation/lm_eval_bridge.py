@@ -8,13 +8,14 @@ tasks download their data; a folder of task files with local data works without 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillroom import stats
-from stillroom.errors import ConfigError, MissingExtraError, unknown_name
+from stillroom.errors import ConfigError, DataError, MissingExtraError, unknown_name
 from stillroom.models.modes import evaluation_mode
 from stillroom.types import Estimate
 
@@ -25,6 +26,33 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "lm-eval:"
 """Before a task's name on the command line."""
+
+
+def require_lm_eval() -> None:
+    """Find out whether the harness is installed, before anything is computed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    try:
+        import_module("lm_eval.evaluator")
+    except ImportError as problem:
+        raise MissingExtraError(
+            f"tasks named {PREFIX}NAME are run by lm-evaluation-harness, which is not installed ({problem}). "
+            "Install it with: pip install 'stillroom[lm-eval]', or use one of Stillroom's own tasks."
+        ) from problem
+
+
+@contextmanager
+def _reachable(names: Sequence[str]) -> Iterator[None]:
+    """The harness downloads the data of its built-in tasks; without a network that is one clear error."""
+    try:
+        yield
+    except (ConnectionError, FileNotFoundError) as problem:
+        raise DataError(
+            f"lm-evaluation-harness cannot get the data of {', '.join(names)}: {problem}. Its built-in tasks are "
+            "downloaded. Go online, or give a folder of task files with local data (--data-dir)."
+        ) from problem
 
 
 def evaluate_lm_eval(
@@ -59,15 +87,10 @@ def evaluate_lm_eval(
         MissingExtraError: lm-eval is not installed.
         ConfigError: no name, or an unknown one.
     """
-    try:
-        evaluator: Any = import_module("lm_eval.evaluator")
-        hf: Any = import_module("lm_eval.models.huggingface")
-        tasks: Any = import_module("lm_eval.tasks")
-    except ImportError as problem:
-        raise MissingExtraError(
-            f"tasks named {PREFIX}NAME are run by lm-evaluation-harness, which is not installed ({problem}). "
-            "Install it with: pip install 'stillroom[lm-eval]', or use one of Stillroom's own tasks."
-        ) from problem
+    require_lm_eval()
+    evaluator: Any = import_module("lm_eval.evaluator")
+    hf: Any = import_module("lm_eval.models.huggingface")
+    tasks: Any = import_module("lm_eval.tasks")
     names = [name.removeprefix(PREFIX) for name in names]
     manager = tasks.TaskManager(include_path=include_path)
     for name in names:
@@ -75,7 +98,7 @@ def evaluate_lm_eval(
             raise ConfigError(_unknown(name, manager.all_tasks, include_path))
     if not names:
         raise ConfigError(f"no task is named. Give --tasks {PREFIX}NAME.")
-    with evaluation_mode(model):
+    with evaluation_mode(model), _reachable(names):
         results = evaluator.simple_evaluate(
             hf.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
             tasks=list(names),

@@ -34,6 +34,8 @@ class Role:
     """Peak learning rate of AdamW for everything else."""
     measure_every: int
     """Steps between measurements."""
+    broaden_steps: int = 0
+    """Steps of a teacher's second phase, mostly facts and strings."""
     settle_steps: int = 0
     """Steps of a teacher's last phase, in which the learning rate falls to zero."""
     good_from: float = 1.0
@@ -51,7 +53,8 @@ ROLES = {
         muon_rate=0.02,
         adamw_rate=0.004,
         measure_every=100,
-        settle_steps=1000,
+        broaden_steps=1700,
+        settle_steps=700,
     ),
     "student": Role(
         layers=2,

@@ -80,7 +80,7 @@ class _Training:
             "seconds": 0.0,
             "longest": 2 if self.teaching else config.longest,
             "phase": "climb",
-            "settle_from": 0,
+            "phase_from": 0,
         }
 
     def go(self, run: Run) -> None:
@@ -99,7 +99,7 @@ class _Training:
                 state["seconds"] = round(time.monotonic() - started, 1)
                 measured = self.measure() if state["step"] % self.measure_every == 0 else {}
                 if measured or state["step"] % config.log_every == 0:
-                    line = {k: v for k, v in state.items() if k not in ("step", "phase", "settle_from")}
+                    line = {k: v for k, v in state.items() if k not in ("step", "phase", "phase_from")}
                     run.log({**line, "loss_nats_per_row": loss, **measured}, step=state["step"])
                     note = f"{state['phase']}, step {state['step']}, walks to {state['longest']}, loss {loss:.2f}"
                     progress.update(bar, completed=state["seconds"], note=note)
@@ -129,7 +129,7 @@ class _Training:
         """The learning rates as a part of their peaks."""
         warm = min(1.0, (self.state["step"] + 1) / 100)
         if self.state["phase"] == "settle":
-            return 0.5 * (1 - (self.state["step"] - self.state["settle_from"]) / self.role.settle_steps)
+            return 0.5 * (1 - (self.state["step"] - self.state["phase_from"]) / self.role.settle_steps)
         return warm * (0.5 if self.state["phase"] == "broaden" else 1.0)
 
     def measure(self, n: int = 200) -> dict[str, float]:
@@ -161,24 +161,20 @@ class _Training:
         """Decides, mostly on what was measured, whether the training goes on differently."""
         state = self.state
         late = state["seconds"] > self.limit
+        since = state["step"] - state["phase_from"]
         if not self.teaching:
             if late or measured.get("sampled", 0) >= self.role.good_from:
                 state["phase"] = "done"
         elif state["phase"] == "settle":
-            if state["step"] - state["settle_from"] >= self.role.settle_steps:
+            if since >= self.role.settle_steps:
                 state["phase"] = "done"
-        elif late:
-            state |= {"phase": "settle", "settle_from": state["step"]}
-        elif not measured:
-            return
-        elif state["phase"] == "broaden":
-            if measured["facts_heldout"] >= 0.95 and measured["strings_heldout"] >= 0.93:
-                state |= {"phase": "settle", "settle_from": state["step"]}
-        elif measured[f"direct_{state['longest']}"] >= 0.9:
+        elif late or (state["phase"] == "broaden" and since >= self.role.broaden_steps):
+            state |= {"phase": "settle", "phase_from": state["step"]}
+        elif state["phase"] == "climb" and measured.get(f"direct_{state['longest']}", 0) >= 0.9:
             if state["longest"] < self.config.longest:
                 state["longest"] += 1
             else:
-                state["phase"] = "broaden"
+                state |= {"phase": "broaden", "phase_from": state["step"]}
 
     def save(self, run_folder: Path) -> None:
         """Writes a checkpoint; ``COMPLETE`` comes last, and only then older ones go."""

@@ -131,7 +131,7 @@ def require_finite(
     student_broken = _broken(student_logits.detach())
     for who, broken, advice in (
         ("teacher", teacher_broken, "Score these prompts with the teacher alone, in float32."),
-        ("student", student_broken, "Resume from the last checkpoint with a lower learning rate."),
+        ("student", student_broken, "Start again from the last checkpoint with a lower learning rate."),
     ):
         if bool(broken.any()):
             raise StillroomError(

@@ -132,6 +132,11 @@ def num_parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def longest_input(model: torch.nn.Module) -> int | None:
+    """Most tokens that the model can read, if its config says so."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)  # pyright: ignore
+
+
 def warn_if_larger(student: torch.nn.Module, teacher: torch.nn.Module) -> None:
     """Say so if the student has more parameters than its teacher; legal, but rarely meant."""
     of_student, of_teacher = num_parameters(student), num_parameters(teacher)

@@ -221,7 +221,9 @@ class Chains:
         generator = np.random.default_rng(seeds.key(seed, "pocket/chains/sample", split, length))
         # Drawing with replacement and dropping repeats is far quicker than shuffling 10 · 6^8 walks.
         index = (
-            generator.permutation(count) if count < 20_000 else generator.integers(count, size=20 * wanted)
+            generator.permutation(count)
+            if count < 20_000
+            else generator.integers(count, size=20 * wanted + 200)
         )
         if split != "ood":
             index = index[held_out(length, index) == (split == "heldout")]

@@ -26,14 +26,20 @@ from stillroom.data.prepare import training_rows
 from stillroom.errors import ConfigError
 from stillroom.losses import Loss
 from stillroom.losses.reduce import count_units
-from stillroom.models.loading import load_student, load_teacher, load_tokenizer, warn_if_larger
+from stillroom.models.loading import (
+    load_student,
+    load_teacher,
+    load_tokenizer,
+    warn_if_larger,
+)
 from stillroom.models.modes import evaluation_mode
 from stillroom.models.vocab import fingerprint, shared_vocabulary
 from stillroom.sampling.sampler import HFSampler
 from stillroom.training.checkpoints import CompleteCheckpoints
 from stillroom.training.config import DistillationConfig
 from stillroom.training.objective import build_terms, objective
-from stillroom.types import Prompt, TeacherSource
+from stillroom.training.on_policy import check_positions, write_completions
+from stillroom.types import TeacherSource
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -160,6 +166,14 @@ class DistillationTrainer(Trainer):
             processing_class=tokenizer,
             callbacks=[*(callbacks or ()), CompleteCheckpoints(keep)],
         )
+        if self.is_fsdp_enabled and args.on_policy_fraction > 0:
+            raise ConfigError(
+                "on_policy_fraction is above 0 under FSDP: sharded workers must decode in step, and ours stop when "
+                "their own rows end, so they would wait for each other for ever. Use DDP, or train off-policy."
+            )
+        for role, reader in (("student", student), ("teacher", teacher)):
+            if reader is not None:
+                check_positions(role, reader, self.train_dataset or (), args)
         if teacher is not None:
             teacher.to(args.device)  # pyright: ignore[reportArgumentType]
         self.sampler = HFSampler(
@@ -190,7 +204,14 @@ class DistillationTrainer(Trainer):
         micro_batches = [rows for _, rows in zip(range(num_batches), epoch_iterator, strict=False)]
         step = self.state.global_step
         if seeds.uniform(self.args.seed, "mix", step) < self.args.on_policy_fraction:
-            micro_batches = self._write_completions(micro_batches, step)
+            micro_batches = write_completions(
+                self.sampler,
+                micro_batches,
+                max_completion_length=self.args.max_completion_length,
+                temperature=self.args.sampling_temperature,
+                seed=seeds.key(self.args.seed, "rollout", step),
+                add=self._add,
+            )
         inputs = [self._input(rows, micro_step) for micro_step, rows in enumerate(micro_batches)]
         masks = [x["batch"].completion_mask for x in inputs]
         read = sum(int(x["batch"].student.attention_mask.sum()) for x in inputs)
@@ -211,35 +232,6 @@ class DistillationTrainer(Trainer):
         batch = collate(rows)
         # input_ids is there for the parent's own counts of tokens and FLOPs.
         return {"input_ids": batch.student.input_ids, "batch": batch, "micro_step": micro_step}
-
-    def _write_completions(
-        self, micro_batches: list[list[TrainingRow]], step: int
-    ) -> list[list[TrainingRow]]:
-        """Replace every completion by the student's own, all micro-batches in one decode batch."""
-        prompts = [Prompt(row.id, row.prompt_ids) for rows in micro_batches for row in rows]
-        ties, drawn = self.sampler.stats.near_ties, self.sampler.stats.tokens
-        rollouts = self.sampler.sample(
-            prompts,
-            max_completion_length=self.args.max_completion_length,
-            temperature=self.args.sampling_temperature,
-            seed=seeds.key(self.args.seed, "rollout", step),
-        )
-        truncated = sum(r.stop_reason == "length" for r in rollouts)
-        self._add("rollout/length_tokens_mean", sum(len(r.completion_ids) for r in rollouts), len(rollouts))
-        self._add("rollout/truncated_share", truncated, len(rollouts))
-        self._add(
-            "rollout/near_tie_share", self.sampler.stats.near_ties - ties, self.sampler.stats.tokens - drawn
-        )
-        if rollouts and truncated == len(rollouts):  # field report 64
-            logger.warning(
-                "step %d: all %d completions were cut off at max_completion_length=%d, so the student never learns to "
-                "end. Raise the limit, or start from a student that can end.",
-                step,
-                truncated,
-                self.args.max_completion_length,
-            )
-        written = iter(rollouts)
-        return [[row.with_completion(next(written).completion_ids) for row in rows] for rows in micro_batches]
 
     # The objective
 

@@ -106,7 +106,7 @@ def build_terms(
     bound = loss or make_loss(
         args.loss, scale_by_temperature_squared=args.scale_by_temperature_squared, **args.loss_options
     )
-    terms = [Term(f"loss/{bound.name}_nats", bound, source)]
+    terms = [Term(f"loss/{bound.name}{'_nats' if bound.spec.unit == 'nats' else ''}", bound, source)]
     if args.hard_label_weight:
         terms.append(
             Term(

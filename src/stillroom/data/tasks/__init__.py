@@ -194,7 +194,8 @@ def load_task(name: str, data_dir: Path | str | None = None) -> Task:
     if data_dir is None:
         raise ConfigError(
             f"task {name!r} reads {expected}, and no data folder is given. "
-            f"Give the folder that holds them with --data-dir FOLDER, or a dataset with --data-dir {HUB}NAME."
+            f"Give the folder that holds them with --data-dir FOLDER (in a distill recipe: data.data_dir), or a "
+            f"dataset with --data-dir {HUB}NAME."
         )
     location = str(data_dir)
     if not location.startswith(HUB) and not Path(location).is_dir():
