@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stillroom import runs
 from stillroom.cli import main
-from stillroom.config import DataSpec, EvaluateConfig
+from stillroom.config import DataSpec, EvaluateConfig, ModelSpec
 from stillroom.data.batches import TrainingRow, collate
 from stillroom.data.prepare import completed, select_rows, training_rows
 from stillroom.errors import ConfigError, DataError, StillroomError
@@ -104,27 +104,6 @@ def test_two_workers_resumed_inside_a_later_epoch_go_on_in_that_epochs_order(tmp
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_the_sampler_behind_skipped_and_sharded_batches_hears_of_the_epoch(tmp_path: Path) -> None:
-    """The same in one process: the chain of loaders that two workers have when they resume."""
-    from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, skip_first_batches
-    from torch.utils.data import BatchSampler
-
-    t = trainer(tmp_path, student(), teacher())
-    sampler = t._get_train_sampler()
-    shard = BatchSamplerShard(BatchSampler(sampler, 1, True), num_processes=2, process_index=0)
-    loader = DataLoaderShard(t.train_dataset, batch_sampler=shard, collate_fn=list)
-    loader.set_epoch(1)
-    straight = [batch[0].id for batch in loader][1:]
-    sampler.set_epoch(0)  # a new process begins here
-    resumed = skip_first_batches(loader, 1)
-    t.get_batch_samples  # noqa: B018 - whatever tells the sampler of the epoch must do so before this is called
-    resumed.set_epoch(1)
-    underlying = getattr(resumed.batch_sampler, "batch_sampler", None)  # as `Trainer._run_epoch` does
-    if hasattr(underlying, "set_epoch"):
-        underlying.set_epoch(1)
-    assert [batch[0].id for batch in resumed] == straight
-
-
 def test_the_best_checkpoint_is_kept_for_load_best_model_at_end(tmp_path: Path) -> None:
     t = trainer(
         tmp_path,
@@ -176,7 +155,10 @@ def test_evaluating_rows_without_completions_is_refused_and_not_a_loss_of_zero(t
         {"on_overlong": "eror"},  # was read as "drop"
         {"hard_label_weight": -1.0},
         {"hard_label_weight": float("nan")},
-        {"loss": "cross_entropy", "on_policy_fraction": 0.5},  # would repeat its own samples (field report 17)
+        {
+            "loss": "cross_entropy",
+            "on_policy_fraction": 0.5,
+        },  # would repeat its own samples (field report 17)
         {"loss": "cross_entropy", "hard_label_weight": 0.5},
         {"loss": "cross_entropy", "top_k": 5},
         {"loss": "cross_entropy", "temperature": 2.0},
@@ -244,9 +226,7 @@ def test_a_row_without_a_prompt_is_refused_and_not_scored_from_padding() -> None
 def test_a_gold_completion_does_not_hide_that_a_written_one_has_no_room() -> None:
     row = {"prompt": "x" * 50, "completion": "ab"}
     with pytest.raises(DataError, match="room"):
-        training_rows(
-            [row], TOKENIZER, TOKENIZER, student(), max_length=60, needs_completion=False, room=40
-        )
+        training_rows([row], TOKENIZER, TOKENIZER, student(), max_length=60, needs_completion=False, room=40)
 
 
 def test_every_assistant_turn_is_a_prompt_when_the_student_writes() -> None:
@@ -325,12 +305,10 @@ def test_more_rows_than_there_are_is_refused_for_files_as_for_tasks(tmp_path: Pa
 def test_settings_without_effect_or_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError):
         DataSpec(path="x.jsonl", num_generations=8)  # gold completions: nobody generates
-    model = {"path": "x"}
+    model = ModelSpec(path="x")
     for wrong in ({"max_examples": -5}, {"max_examples": 0}, {"batch_size": 0}, {"max_completion_length": 0}):
-        from stillroom.config import ModelSpec
-
         with pytest.raises(ConfigError):
-            EvaluateConfig(model=ModelSpec(**model), tasks=("pocket/facts",), **wrong)
+            EvaluateConfig(model=model, tasks=("pocket/facts",), **wrong)  # pyright: ignore[reportArgumentType]
 
 
 # Sampling.
@@ -340,10 +318,13 @@ def test_ids_behind_a_gap_are_sampled_and_ids_inside_it_are_not() -> None:
     core = Tokenizer(models.WordLevel({"<bos>": 0, "<eos>": 1, "a": 2, "b": 9}, unk_token="a"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>", eos_token="<eos>")
     prompts = [Prompt(f"p{i}", (0, 2)) for i in range(100)]
-    rollouts = HFSampler(tiny_llama(10), tokenizer).sample(
-        prompts, max_completion_length=5, temperature=1.0, seed=0
-    )
-    assert 9 in {i for r in rollouts for i in r.completion_ids}
+    model = tiny_llama(10)
+    with torch.no_grad():
+        model.lm_head.weight[9] = model.lm_head.weight[4]  # 4 is no token, and the likeliest id of this model
+    rollouts = HFSampler(model, tokenizer).sample(prompts, max_completion_length=5, temperature=1.0, seed=0)
+    sampled = {i for r in rollouts for i in r.completion_ids}
+    assert 9 in sampled
+    assert sampled <= {0, 1, 2, 9}
 
 
 def test_sampling_leaves_the_settings_of_checkpointing_as_they_were() -> None:
@@ -487,6 +468,12 @@ def test_a_disk_that_fills_up_inside_a_checkpoint_gives_one_clear_error(recipe: 
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "--resume" in done.stderr
+
+
+def test_nobody_writes_beyond_the_positions_of_a_model(recipe: Path, tmp_path: Path) -> None:
+    words = ["distill", str(recipe), "--data.completions", "teacher", "--data.max_length", "1024"]
+    words += ["--sampling.max_completion_length", "200", "--output_dir", str(tmp_path / "out")]
+    assert main(words) == 2  # both models have 128
 
 
 def test_rows_that_changed_since_the_teacher_wrote_are_noticed_on_resume(

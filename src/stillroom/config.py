@@ -7,7 +7,7 @@ Hugging Face and TRL where the thing is theirs. Values are checked here, before 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from stillroom.errors import ConfigError
@@ -42,6 +42,15 @@ def _at_least_zero(name: str, value: float) -> None:
         f"{name}={value} is negative or not finite",
         "it has no meaning below 0",
         "Give 0 or more.",
+    )
+
+
+def _at_least_two(name: str, value: int) -> None:
+    _require(
+        value >= 2,
+        f"{name}={value} is below 2",
+        "a figure over fewer has no interval",
+        "Give 2 or more.",
     )
 
 
@@ -118,10 +127,22 @@ class DataSpec:
             "Set data.completions to teacher.",
         )
         _positive("data.num_generations", self.num_generations)
+        _require(
+            self.num_generations == 1 or self.completions == "teacher",
+            f"data.num_generations={self.num_generations} with data.completions={self.completions}",
+            "the completions are the data's own, and nobody writes several",
+            "Set data.completions to teacher, or leave num_generations out.",
+        )
         _positive("data.max_length", self.max_length)
         _at_least_zero("data.heldout_rows", self.heldout_rows)
         if self.max_rows is not None:
             _positive("data.max_rows", self.max_rows)
+            _require(
+                not self.prompts,
+                f"data.max_rows={self.max_rows} with {len(self.prompts)} data.prompts",
+                "prompts given here are all trained on",
+                "Leave max_rows out, and prompts that are not wanted.",
+            )
 
 
 @dataclass(frozen=True)
@@ -153,6 +174,7 @@ class LossChoice:
                 "top_k": self.top_k,
                 "options": self.options or None,
                 "hard_label_weight": self.hard_label_weight or None,
+                "scale_by_temperature_squared": self.scale_by_temperature_squared or None,
             }
             for name, value in extras.items():
                 _require(
@@ -187,6 +209,28 @@ class SamplingSpec:
         _at_least_zero("sampling.temperature", self.temperature)
         _positive("sampling.max_completion_length", self.max_completion_length)
         _positive("sampling.batch_size", self.batch_size)
+
+
+_HAVE_A_KEY = {
+    **dict.fromkeys(("temperature", "top_k", "hard_label_weight", "reduction"), "loss.{}"),
+    "scale_by_temperature_squared": "loss.{}",
+    "loss": "loss.name",
+    "loss_options": "loss.options",
+    "on_policy_fraction": "sampling.{}",
+    "max_completion_length": "sampling.{}",
+    "sampling_temperature": "sampling.temperature",
+    "sampling_batch_size": "sampling.batch_size",
+    "max_length": "data.{}",
+    "on_overlong": "data.{}",
+    "output_dir": "output_dir",
+    "resume_from_checkpoint": "the flag --resume",
+    "disable_tqdm": "the program, which shows progress on a terminal only",
+}
+"""What train.extra may not hold because it is asked elsewhere."""
+
+_WITHOUT_EFFECT = ("do_train", "do_eval", "do_predict", "data_seed", "load_best_model_at_end")
+_WITHOUT_EFFECT += ("per_device_eval_batch_size", "metric_for_best_model", "greater_is_better")
+"""What train.extra may not hold, beside eval_*, because the command never evaluates amid training, or shuffles anew."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +273,9 @@ class TrainSpec:
             "no step would be taken",
             "Give a positive number, or -1 to let num_train_epochs decide.",
         )
-        _at_least_zero("train.learning_rate", self.learning_rate)
+        _positive("train.num_train_epochs", self.num_train_epochs)
+        for name in ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"):
+            _at_least_zero(f"train.{name}", getattr(self, name))
         for name in (
             "per_device_train_batch_size",
             "gradient_accumulation_steps",
@@ -238,6 +284,22 @@ class TrainSpec:
         ):
             _positive(f"train.{name}", getattr(self, name))
         _positive("train.save_total_limit", self.save_total_limit)
+        own = {f.name: "train.{}" for f in fields(self)}
+        for name in self.extra:
+            key = (_HAVE_A_KEY | own).get(name)
+            _require(
+                key is None,
+                f"train.extra holds {name!r}",
+                f"that is asked under {str(key).format(name)}, and one of the two would be ignored",
+                "Set it there.",
+            )
+            _require(
+                not name.startswith("eval_") and name not in _WITHOUT_EFFECT,
+                f"train.extra holds {name!r}",
+                "it has no effect here: figures are measured before and after training, on data.heldout_rows and "
+                "score.tasks, and rows are shuffled by train.seed",
+                "Leave it out.",
+            )
 
 
 @dataclass(frozen=True)
@@ -253,6 +315,14 @@ class LoraSpec:
 
     def __post_init__(self) -> None:
         _at_least_zero("lora.r", self.r)
+        _positive("lora.lora_alpha", self.lora_alpha)
+        for f in fields(self):
+            _require(
+                self.r > 0 or getattr(self, f.name) == f.default,
+                f"lora.{f.name}={getattr(self, f.name)!r} with lora.r=0",
+                "without a rank there is no adapter, and all weights are trained",
+                "Set lora.r, or leave it out.",
+            )
 
 
 @dataclass(frozen=True)
@@ -273,7 +343,13 @@ class ScoreSpec:
     """A prompt whose completion by the trained student is printed."""
 
     def __post_init__(self) -> None:
-        _positive("score.max_examples", self.max_examples)
+        _require(
+            bool(self.tasks) or not self.teacher,
+            "score.teacher without score.tasks",
+            "there is nothing to score the teacher on",
+            "Give score.tasks, or leave it out.",
+        )
+        _at_least_two("score.max_examples", self.max_examples)
         _positive("score.num_samples", self.num_samples)
 
 
@@ -321,6 +397,18 @@ class DistillConfig:
             "Set student.random_init to true, or leave hidden_size out.",
         )
         _require(
+            bool(student.path) or student.revision is None,
+            f"student.revision={student.revision!r} without student.path",
+            "a student made from the teacher is made from the teacher's revision",
+            "Set teacher.revision, or leave it out.",
+        )
+        _require(
+            not (student.path and student.random_init),
+            f"student.random_init with student.path={student.path!r}",
+            "it would not be read: the model's own weights are the start",
+            "Leave random_init out, or make the student from the teacher (student.num_hidden_layers).",
+        )
+        _require(
             (bool(data.tasks) + bool(data.path) + bool(data.prompts)) == 1,
             f"data.tasks={list(data.tasks)}, data.path={data.path!r} and {len(data.prompts)} data.prompts are given",
             "exactly one of them says what to train on",
@@ -331,6 +419,18 @@ class DistillConfig:
             f"sampling.on_policy_fraction={self.sampling.on_policy_fraction} with loss.name=cross_entropy",
             "the student would be trained to repeat its own samples",
             "Set on_policy_fraction to 0, or choose a divergence such as reverse_kl.",
+        )
+        _require(
+            data.num_generations == 1 or self.sampling.on_policy_fraction < 1,
+            f"data.num_generations={data.num_generations} with sampling.on_policy_fraction=1",
+            "the student writes every completion that is trained on, and the teacher those of held-out rows alone",
+            "Lower on_policy_fraction, or leave num_generations out.",
+        )
+        _require(
+            data.heldout_rows >= 2 or not self.score.heldout_kl,
+            f"data.heldout_rows={data.heldout_rows} with score.heldout_kl",
+            "a divergence over fewer than two rows has no interval",
+            "Hold out 2 or more, or set score.heldout_kl to false.",
         )
 
 
@@ -372,6 +472,41 @@ class EvaluateConfig:
             "Give --tasks; see `stillroom tasks`.",
         )
         _at_least_zero("num_samples", self.num_samples)
+        _positive("max_completion_length", self.max_completion_length)
+        _positive("batch_size", self.batch_size)
+        if self.max_examples is not None:
+            _at_least_two("max_examples", self.max_examples)
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """Distil the pocket teacher by four methods from one undistilled student, and compare."""
+
+    output_dir: str = "runs/demo"
+    """Run folder; each run of the table gets a folder inside it."""
+    teacher: str = "pocket:chars-teacher"
+    """The teacher of all runs."""
+    student: str = "pocket:chars-student"
+    """The undistilled student that all runs start from."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run for each method and seed; at least two, since the seed is the unit of the interval."""
+    max_steps: int = 100
+    """Optimizer steps of a run."""
+    max_rows: int = 2048
+    """Prompts trained on."""
+    max_examples: int = 250
+    """Held-out prompts that each student is scored on."""
+
+    def __post_init__(self) -> None:
+        _require(
+            len(set(self.seeds)) == len(self.seeds) >= 2,
+            f"seeds={list(self.seeds)}",
+            "the interval of each method is over seeds, so there must be two or more, each once",
+            "Give for instance --seeds 0,1,2.",
+        )
+        _positive("max_steps", self.max_steps)
+        _positive("max_rows", self.max_rows)
+        _at_least_two("max_examples", self.max_examples)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
     rollouts.jsonl   completions that were written, with their provenance
     results.json     every figure as an Estimate, written last: its presence means the run is finished
 
-Only the first worker writes. Text files are UTF-8; JSON is strict (no NaN).
+Only the first worker writes. Text files are UTF-8; JSON is strict (a logged NaN is null).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -60,16 +63,17 @@ class Run:
             resume: go on in an existing folder, which must hold the same config.
 
         Raises:
-            RunFolderError: the folder is not empty and `resume` is not set, or the config differs.
+            RunFolderError: the folder is not empty and `resume` is not set, or the config differs. Empty
+                folders inside it do not count: they are what a run leaves that was refused late.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         text = yaml.safe_dump({"command": command, **plain(config)}, sort_keys=False, allow_unicode=True)
         run = cls(path, int(os.environ.get("RANK", "0")) == 0, text)
         if path.exists() and not path.is_dir():
             raise RunFolderError(
                 f"{str(path)!r} is a file; a run needs a folder. Give another `--output_dir`."
             )
-        if not run.is_writer or not path.is_dir() or not any(path.iterdir()):
+        if not run.is_writer or all(inside.is_dir() for inside in path.rglob("*")):
             return run
         if not resume:
             raise RunFolderError(
@@ -85,30 +89,42 @@ class Run:
         _refuse_changed_config(config_file.read_text(encoding="utf-8"), text)
         return run
 
-    def begin(self, *, free_bytes: int = 0) -> Run:
-        """Make the folder with its config and environment, or re-enter it.
-
-        Args:
-            free_bytes: refuse to start with less free disk than this.
+    def require_disk(self, free_bytes: int) -> None:
+        """Refuse to start with less free disk than this; writes nothing.
 
         Raises:
-            RunFolderError: there is not enough disk, or it cannot be written to.
+            RunFolderError: there is not enough.
         """
-        if not self.is_writer:
-            return self
-        with _disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.path).free
-        if free < free_bytes:
+        place = next(p for p in (self.path, *self.path.absolute().parents) if p.is_dir())
+        free = shutil.disk_usage(place).free
+        if self.is_writer and free < free_bytes:
             raise RunFolderError(
                 f"only {free / 1e6:,.0f} MB are free under {str(self.path)!r}, and this run may write "
                 f"{free_bytes / 1e6:,.0f} MB of checkpoints and samples. Free some disk, choose another "
                 "`--output_dir`, or lower `train.save_total_limit`."
             )
+
+    def begin(self, **facts: object) -> Run:
+        """Make the folder with its config and environment, or re-enter it.
+
+        Args:
+            **facts: what the folder must have been started with if it is re-entered, such as a hash of the rows;
+                kept in ``environment.json``.
+
+        Raises:
+            RunFolderError: a fact differs, or the folder cannot be written to.
+        """
+        if not self.is_writer:
+            return self
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        found = environment() | facts
+        if (self.path / "environment.json").is_file():
+            _refuse_changed_facts(self.path, found, facts)
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             _cut_unfinished_line(self.path / name)
         write_atomically(self.path / "config.yaml", self.config_text)
-        write_atomically(self.path / "environment.json", json.dumps(environment(), indent=1))
+        write_atomically(self.path / "environment.json", json.dumps(found, indent=1))
         return self
 
     @classmethod
@@ -119,7 +135,7 @@ class Run:
     @classmethod
     def open(cls, path: str | Path) -> Run:
         """Open a folder for reading."""
-        path = Path(path)
+        path = Path(path).expanduser()
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{str(path)!r} is not a run folder: it has no config.yaml. Check the path.")
         return cls(path, is_writer=False)
@@ -133,7 +149,7 @@ class Run:
         return (self.path / "results.json").is_file()
 
     def log(self, metrics: Mapping[str, float | int | None], step: int) -> None:
-        """Append one line to ``metrics.jsonl``."""
+        """Append one line to ``metrics.jsonl``; a figure that is NaN or infinite becomes null."""
         self._append("metrics.jsonl", [{"step": step, **metrics}])
 
     def rewind(self, step: int) -> None:
@@ -173,8 +189,8 @@ class Run:
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         if not self.is_writer:
             return
-        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
-        with _disk_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
+        text = "".join(_strict_json(line) + "\n" for line in lines)
+        with disk_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(text)
 
 
@@ -199,17 +215,35 @@ def rollout(record: Mapping[str, Any]) -> Rollout:
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a JSONL file; a last line cut off by a crash is passed over, an earlier one is an error."""
-    # Not splitlines: it also splits at separators that may stand inside a JSON string.
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n") if path.is_file() else []
-    for number, line in enumerate(filter(None, lines), 1):
+    # Bytes, since a crash cuts characters too; and not splitlines, which also splits inside JSON strings.
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
+            yield json.loads(line.decode("utf-8"))
+        except ValueError as error:
             if number == len(lines):
                 return
             raise RunFolderError(
                 f"line {number} of {str(path)!r} is not JSON ({error}). The file was edited or damaged."
             ) from error
+
+
+def _strict_json(line: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(line, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(line), ensure_ascii=False, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    """None for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {k: _without_nan(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cut_unfinished_line(path: Path) -> None:
@@ -221,7 +255,7 @@ def _cut_unfinished_line(path: Path) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write beside, flush to disk, then rename: a reader sees the old file or the new one, never half."""
-    with _disk_errors(path):
+    with disk_errors(path):
         partial = path.with_name(path.name + ".partial")
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -284,18 +318,47 @@ def _refuse_changed_config(old: str, new: str) -> None:
         )
 
 
-class _disk_errors:
-    """Turn the operating system's refusals into one clear error."""
+def _refuse_changed_facts(path: Path, now: Mapping[str, Any], facts: Iterable[str]) -> None:
+    """Refuse to go on among other facts; one that an older folder does not state is not compared."""
+    before = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    changed = [name for name in facts if before.get(name, now[name]) != now[name]]
+    if changed:
+        differences = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
+        raise RunFolderError(
+            f"{str(path)!r} was started with something else ({differences}), so a resumed run would be neither of the "
+            "two. Resume with the same rows, models and number of processes, or start a new run in another "
+            "`--output_dir`."
+        )
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def __enter__(self) -> None:
-        return None
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write into one clear error, whoever's writing it ended.
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise RunFolderError(
-                f"cannot write under {str(self.path)!r}: {error.strerror or error}. What was already written is kept. "
-                "Free some disk or choose another `--output_dir`, then pass `--resume`."
-            ) from error
+    Raises:
+        RunFolderError: an OSError, or what safetensors and torch make of one.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = _refused_by_the_system(error)
+        if reason is None:
+            raise
+        raise RunFolderError(
+            f"cannot write under {str(path)!r}: {reason}. What was already written is kept. Free some disk or choose "
+            "another `--output_dir`, then pass `--resume`."
+        ) from error
+
+
+def _refused_by_the_system(error: Exception) -> str | None:
+    """The system's reason, or None if the error is of another kind."""
+    if isinstance(error, OSError):
+        return None if isinstance(error, ConnectionError | TimeoutError) else error.strerror or str(error)
+    text = str(error)
+    # safetensors quotes the system: "I/O error: No space left on device (os error 28)".
+    if type(error).__name__ == "SafetensorError" and (quoted := re.search(r"([^:]+) \(os error \d+\)", text)):
+        return quoted[1].strip()
+    # torch.save finds fewer bytes in its archive than it wrote, and says no more than that.
+    if isinstance(error, RuntimeError) and ("PytorchStreamWriter" in text or "inline_container" in text):
+        return "a file of a checkpoint could not be written whole"
+    return None

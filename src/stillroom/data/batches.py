@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from stillroom.errors import DataError
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
@@ -30,6 +32,18 @@ class TrainingRow:
     """The prompt in the teacher's own template; empty if the teacher reads the student's."""
     is_on_policy: bool = False
     """Whether the student wrote the completion in this step."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise DataError(
+                f"row {self.id!r} has no prompt ids, so its first completion token would be scored from padding. Give "
+                "it a prompt, or the tokenizer a start token."
+            )
+        if len(self.completion_mask) != len(self.completion_ids):
+            raise DataError(
+                f"row {self.id!r} has {len(self.completion_ids)} completion ids and a mask of "
+                f"{len(self.completion_mask)}: it is unknown what is trained on. Give one mask entry for each id."
+            )
 
     def with_completion(self, completion_ids: Sequence[int]) -> TrainingRow:
         """The same prompt with a completion that the student has just written."""

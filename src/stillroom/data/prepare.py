@@ -18,7 +18,7 @@ from stillroom.config import DataSpec
 from stillroom.data.asking import as_sent, select_examples
 from stillroom.data.batches import TrainingRow
 from stillroom.data.rendering import Rendered, end_ids, render_example, render_messages, render_prompt
-from stillroom.data.rows import Row, fit, load_rows, row_of_example, rows_of_records, rows_of_task
+from stillroom.data.rows import Row, content_id, fit, load_rows, row_of_example, rows_of_records, rows_of_task
 from stillroom.data.tasks import load_task
 from stillroom.data.tokens import closed, encode_continuation
 from stillroom.errors import DataError
@@ -46,7 +46,7 @@ def select_rows(spec: DataSpec) -> tuple[list[Row], list[Row]]:
         rows = [Row(id=f"prompt-{i}", prompt=text) for i, text in enumerate(spec.prompts)]
         return rows, rows
     if spec.path is not None:
-        return _split(load_rows(spec.path), spec, spec.path)
+        return _split(load_rows(spec.path, spec.split), spec, spec.path)
     train: list[Row] = []
     heldout: list[Row] = []
     for name in spec.tasks:
@@ -70,7 +70,7 @@ def training_rows(
     max_length: int,
     on_overlong: Literal["error", "drop"] = "error",
     needs_completion: bool = True,
-    room: int = 1,
+    room: int = 0,
     use_chat_template: bool | None = False,
 ) -> list[TrainingRow]:
     """Render rows for both models.
@@ -84,7 +84,8 @@ def training_rows(
         max_length: tokens of prompt and completion together.
         on_overlong: ``error``, or ``drop`` to leave such rows out and say how many.
         needs_completion: False if the student (or the teacher) writes all completions.
-        room: tokens that must be left for a completion that is not written yet.
+        room: tokens that must be left for completions that student or teacher will write; 0 if nobody will.
+            Where somebody will, every assistant turn of a conversation is a row of its own.
         use_chat_template: whether text prompts are sent as a user's message; None means: to a model that has a
             chat template. Messages always are.
 
@@ -108,10 +109,11 @@ def training_rows(
                 ends,
                 needs_completion,
                 use_chat_template,
+                is_rewritten=room > 0 or not needs_completion,
             )
         except DataError as error:
             raise DataError(f"row {row.id!r}: {error}") from error
-    return fit(rendered, max_length, on_overlong=on_overlong, room=room)[0]
+    return fit(rendered, max_length, on_overlong=on_overlong, room=max(room, 1))[0]
 
 
 def completed(
@@ -141,12 +143,17 @@ def completed(
         zip(rollouts, itertools.chain.from_iterable(itertools.repeat(r, per_row) for r in rows), strict=True)
     ):
         name = f"{row.id}#{number % per_row}" if per_row > 1 else row.id
+        if (rollout.example_id, rollout.prompt_ids) != (row.id, row.teacher_prompt_ids or row.prompt_ids):
+            raise DataError(
+                f"completion {number} was written for {rollout.example_id!r} and would stand behind row {row.id!r} "
+                "with another prompt. The rows changed since the completions were written; start a new run."
+            )
         if same_ids:
             ids = rollout.completion_ids
-        elif rollout.text.strip():
-            ids = closed(tokenizer, encode_continuation(tokenizer, rollout.text), ends)
         else:
-            ids = ()
+            ids = encode_continuation(tokenizer, rollout.text)
+            if ids and rollout.stop_reason == "end":  # a completion that was cut off does not end here
+                ids = closed(tokenizer, ids, ends)
         if ids:
             made.append(replace(row, id=name, completion_ids=ids, completion_mask=(True,) * len(ids)))
     if len(made) < len(rollouts):
@@ -170,14 +177,21 @@ def _render(
     ends: frozenset[int],
     needs_completion: bool,
     use_chat_template: bool | None,
+    *,
+    is_rewritten: bool,
 ) -> list[TrainingRow]:
     if row.messages is not None:
-        if teacher_tokenizer is None:
+        if teacher_tokenizer is None and not is_rewritten:
             return _numbered(row.id, render_messages(tokenizer, row.messages, ends))
-        # Two templates write later turns differently, so each assistant turn becomes a sample of its own.
+        # A turn that somebody will write, or that two templates put differently, is a sample of its own.
         turns = [at for at, message in enumerate(row.messages) if message["role"] == "assistant"]
         return [
-            replace(made, teacher_prompt_ids=render_prompt(teacher_tokenizer, row.messages[:at]))
+            replace(
+                made,
+                teacher_prompt_ids=render_prompt(teacher_tokenizer, row.messages[:at])
+                if teacher_tokenizer
+                else (),
+            )
             for at, made in zip(
                 turns,
                 _numbered(
@@ -224,12 +238,23 @@ def _examples(task: Task, split: str, limit: int | None, seed: int) -> list[Row]
 
 
 def _split(rows: list[Row], spec: DataSpec, where: str) -> tuple[list[Row], list[Row]]:
-    """Cut held-out rows off a set that has none of its own, by a keyed shuffle of row ids."""
-    shuffled = sorted(rows, key=lambda row: seeds.key(spec.seed, "hold out", where, row.id))
-    if len(shuffled) <= spec.heldout_rows:
+    """Cut held-out rows off a set that has none of its own, by a keyed shuffle of what they ask.
+
+    Rows that ask the same stand on one side, so a few more than `heldout_rows` may be held out.
+    """
+    keyed = sorted((seeds.key(spec.seed, "hold out", where, _asked(row)), row.id, row) for row in rows)
+    cut = spec.heldout_rows
+    while 0 < cut < len(keyed) and keyed[cut][0] == keyed[cut - 1][0]:
+        cut += 1
+    heldout, train = ([row for *_, row in part] for part in (keyed[:cut], keyed[cut:]))
+    if not train or len(train) < (spec.max_rows or 0):
         raise DataError(
-            f"{where!r} has {len(rows)} rows and data.heldout_rows={spec.heldout_rows} would leave none to train "
-            "on. Lower heldout_rows or add rows."
+            f"{where!r} has {len(rows)} rows; with data.heldout_rows={spec.heldout_rows}, {len(train)} are left to "
+            f"train on{f', and data.max_rows={spec.max_rows} asks for more' if spec.max_rows else ''}. Lower the two, "
+            "or add rows."
         )
-    heldout, train = shuffled[: spec.heldout_rows], shuffled[spec.heldout_rows :]
     return train[: spec.max_rows], heldout
+
+
+def _asked(row: Row) -> str:
+    return content_id(row.prompt, None, row.messages)

@@ -104,7 +104,7 @@ def fit(
         samples: rendered rows; a completion may still be empty.
         max_length: most tokens of prompt and completion together.
         on_overlong: stop with an error, or drop such samples, count them and name them in the log.
-        room: tokens that must be left for a completion that is not written yet.
+        room: tokens that must be left for a completion that will be written, whatever stands there now.
 
     Returns:
         The samples that fit, in order, and the ids of those that were dropped.
@@ -115,7 +115,7 @@ def fit(
     fitting: list[S] = []
     overlong: list[S] = []
     for sample in samples:
-        length = len(sample.prompt_ids) + (len(sample.completion_ids) or room)
+        length = len(sample.prompt_ids) + max(len(sample.completion_ids), room)
         (fitting if length <= max_length else overlong).append(sample)
     if not overlong:
         return fitting, []

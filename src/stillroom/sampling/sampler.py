@@ -20,7 +20,8 @@ import torch
 from stillroom import seeds
 from stillroom.data.batches import left_pad
 from stillroom.data.rendering import end_ids as declared_end_ids
-from stillroom.errors import ConfigError, StillroomError
+from stillroom.errors import ConfigError, DataError, StillroomError
+from stillroom.models.loading import longest_input
 from stillroom.models.modes import evaluation_mode
 from stillroom.progress import tracked
 from stillroom.types import Prompt, Rollout
@@ -52,7 +53,8 @@ class HFSampler:
         tokenizer: used for the pad id, the end ids and the text shown.
         end_ids: ids that end a completion; default: every end id that model and tokenizer declare.
         batch_size: rows decoded together. Does not change what is sampled, only the speed.
-        vocab_size: number of real token ids; padded columns beyond it are never sampled (field report 2).
+        vocab_size: ids below this may be sampled; default all that the tokenizer has. Columns that are no token,
+            padded ones beyond it or unused ones between, are never sampled (field report 2).
         name: written into `Rollout.policy`.
         progress: label of a progress bar with the time left, shown on a terminal only.
     """
@@ -72,7 +74,10 @@ class HFSampler:
         self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids) if end_ids is not None else declared_end_ids(model, tokenizer)
         self.batch_size = batch_size
-        self.vocab_size = vocab_size or len(tokenizer)
+        ids = set(tokenizer.get_vocab().values())
+        self.vocab_size = vocab_size or max(ids) + 1
+        # Some tokenizers leave ids unused; a model has columns for them all the same.
+        self.unused_ids = sorted(set(range(self.vocab_size)) - ids)
         self.name = name or str(getattr(model.config, "_name_or_path", "")) or type(model).__name__
         self.progress = progress
         self.stats = SamplerStats()
@@ -106,6 +111,7 @@ class HFSampler:
 
         Raises:
             ConfigError: a setting is out of range, or a prompt is empty.
+            DataError: a prompt leaves too few of the model's positions for a completion.
             StillroomError: the model's logits are NaN.
         """
         if temperature < 0 or max_completion_length < 1 or num_generations < 1:
@@ -118,6 +124,14 @@ class HFSampler:
             raise ConfigError(
                 f"prompt {empty[0]!r} has no ids, so there is nothing to predict the first token from. "
                 "Give the tokenizer a start token or the row a prompt."
+            )
+        limit = longest_input(self.model)
+        longest = max(prompts, key=lambda prompt: len(prompt.ids), default=None)
+        if limit and longest and len(longest.ids) + max_completion_length > limit:
+            raise DataError(
+                f"prompt {longest.example_id!r} has {len(longest.ids)} tokens, and with "
+                f"max_completion_length={max_completion_length} a completion may reach beyond the {limit} positions "
+                f"of {self.name!r}, where it reads nothing it was trained on. Lower the limit or shorten the prompt."
             )
         jobs = [(prompt, g) for prompt in prompts for g in range(num_generations)]
         # Rows of like length decode together; the order does not change any row's sample.
@@ -195,6 +209,7 @@ class HFSampler:
     ) -> tuple[Tensor, Tensor]:
         """Ids `[B]` and their log-probabilities `[B]` under the distribution sampled."""
         logits_BV = logits_BV[:, : self.vocab_size].float()
+        logits_BV[:, self.unused_ids] = -torch.inf
         if torch.isnan(logits_BV).any():
             raise StillroomError(
                 f"{self.name!r} gives NaN logits while sampling (token {position} of the completion), so its "

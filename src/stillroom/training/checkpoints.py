@@ -15,6 +15,9 @@ from pathlib import Path
 
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+
+from stillroom.errors import RunFolderError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,27 @@ def last_complete_checkpoint(output_dir: str | Path) -> Path | None:
     return None
 
 
+def require_complete_checkpoint(output_dir: str | Path) -> Path:
+    """The newest complete checkpoint.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    found = last_complete_checkpoint(output_dir)
+    if found is None:
+        raise RunFolderError(
+            f"{str(output_dir)!r} holds no complete checkpoint to resume from. Check output_dir, or start without "
+            "resume_from_checkpoint."
+        )
+    return found
+
+
+def finished_state(checkpoint: str | Path, total_steps: int) -> TrainerState | None:
+    """The state of a checkpoint that was written at the last step; None if there are steps left."""
+    state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    return state if state.global_step >= total_steps else None
+
+
 def _checkpoints(output_dir: str | Path) -> list[tuple[int, Path]]:
     folder = Path(output_dir)
     matches = (
@@ -47,7 +71,7 @@ def _checkpoints(output_dir: str | Path) -> list[tuple[int, Path]]:
 
 
 class CompleteCheckpoints(TrainerCallback):
-    """Marks a checkpoint once it is whole, then removes the oldest beyond `keep`.
+    """Marks a checkpoint once it is whole, then removes the oldest beyond `keep`, but never the best one.
 
     The Trainer's own `save_total_limit` must be off: it removes the old checkpoint before the new one
     is known to be whole.
@@ -68,7 +92,9 @@ class CompleteCheckpoints(TrainerCallback):
                 _flush(file)
         (folder / MARKER).write_text(f"step {state.global_step}\n", encoding="utf-8")
         _flush(folder / MARKER)
-        for path in complete_checkpoints(str(args.output_dir))[: -self.keep]:
+        best = Path(state.best_model_checkpoint or "").name
+        old = complete_checkpoints(str(args.output_dir))[: -self.keep]
+        for path in (path for path in old if path.name != best):
             (path / MARKER).unlink()  # first, so that a half-removed checkpoint does not count either
             shutil.rmtree(path)
 

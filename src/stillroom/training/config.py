@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,6 +72,22 @@ class DistillationConfig(TrainingArguments):
             raise ConfigError(
                 f"on_policy_fraction={self.on_policy_fraction} is outside [0, 1]: it is the share of optimizer steps "
                 "whose completions the student writes. Give a number from 0 to 1."
+            )
+        if self.on_overlong not in ("error", "drop"):
+            raise ConfigError(f"on_overlong={self.on_overlong!r} is unknown: give error or drop.")
+        if not (math.isfinite(self.hard_label_weight) and self.hard_label_weight >= 0):
+            raise ConfigError(
+                f"hard_label_weight={self.hard_label_weight} is negative or no number, so the loss would be too. "
+                "Give 0 or more."
+            )
+        if self.loss == "cross_entropy" and (
+            self.on_policy_fraction or self.hard_label_weight or self.top_k or self.temperature != 1
+        ):
+            raise ConfigError(
+                f"loss='cross_entropy' with on_policy_fraction={self.on_policy_fraction}, hard_label_weight="
+                f"{self.hard_label_weight}, top_k={self.top_k}, temperature={self.temperature}: it reads the "
+                "completions' own tokens and no teacher, and would repeat what the student writes. Leave these at "
+                "their defaults, or choose a divergence."
             )
         if self.reduction not in ("token_mean", "sequence_mean"):
             raise ConfigError(f"reduction={self.reduction!r} is unknown: give token_mean or sequence_mean.")

@@ -11,7 +11,9 @@ Legend: n supervised positions of a micro-batch, V shared vocabulary.
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from peft import get_peft_model
 from transformers import PreTrainedModel, Trainer
+from transformers.trainer_utils import TrainOutput
 
 from stillroom import seeds
 from stillroom.data.batches import Batch, TrainingRow, collate, supervised_logits
@@ -26,19 +29,16 @@ from stillroom.data.prepare import training_rows
 from stillroom.errors import ConfigError
 from stillroom.losses import Loss
 from stillroom.losses.reduce import count_units
-from stillroom.models.loading import (
-    load_student,
-    load_teacher,
-    load_tokenizer,
-    warn_if_larger,
-)
+from stillroom.models.loading import check_distinct, load_student, load_teacher, load_tokenizer
 from stillroom.models.modes import evaluation_mode
 from stillroom.models.vocab import fingerprint, shared_vocabulary
 from stillroom.sampling.sampler import HFSampler
-from stillroom.training.checkpoints import CompleteCheckpoints
+from stillroom.training.checkpoints import CompleteCheckpoints, finished_state, require_complete_checkpoint
 from stillroom.training.config import DistillationConfig
 from stillroom.training.objective import build_terms, objective
-from stillroom.training.on_policy import check_positions, write_completions
+from stillroom.training.on_policy import write_completions
+from stillroom.training.order import KeyedSampler
+from stillroom.training.preflight import check_ids, check_pair, check_positions, path_of, updates_per_epoch
 from stillroom.types import TeacherSource
 
 if TYPE_CHECKING:
@@ -47,22 +47,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 logger = logging.getLogger(__name__)
-
-
-class KeyedSampler(torch.utils.data.Sampler[int]):
-    """Row order as a function of (seed, epoch)."""
-
-    def __init__(self, num_rows: int, seed: int) -> None:
-        self.num_rows, self.seed, self.epoch = num_rows, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.num_rows
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(seeds.permutation(self.num_rows, self.seed, "shuffle", self.epoch))
 
 
 class DistillationTrainer(Trainer):
@@ -119,50 +103,62 @@ class DistillationTrainer(Trainer):
         loss: Loss | None = None,
         callbacks: list[TrainerCallback] | None = None,
     ) -> None:
-        args = args or DistillationConfig(output_dir="runs/distill")
-        tokenizer = processing_class or load_tokenizer(_path_of(model, "processing_class"))
+        # Our own copy: some fields are taken over from the parent below.
+        args = copy.copy(args) if args is not None else DistillationConfig(output_dir="runs/distill")
+        if isinstance(model, str) and isinstance(teacher_model, str):
+            check_distinct(model, teacher_model)
+        tokenizer = processing_class or load_tokenizer(path_of(model))
         teacher_tokenizer = teacher_processing_class or (
             load_tokenizer(teacher_model) if isinstance(teacher_model, str) else tokenizer
         )
         student = load_student(model) if isinstance(model, str) else model
         teacher = load_teacher(teacher_model) if isinstance(teacher_model, str) else teacher_model
+        if args.loss == "cross_entropy" and loss is None:
+            teacher, teacher_tokenizer = None, tokenizer  # it reads the completions' own tokens alone
         if teacher is not None:
-            warn_if_larger(student, teacher)
+            check_pair(student, teacher)
             teacher.requires_grad_(False).eval()
-        # Training on the completions' own tokens compares nothing, so the teacher's ids do not matter then.
-        other, width = (
-            (tokenizer, student.config.vocab_size)
-            if teacher is None or args.loss == "cross_entropy"
-            else (teacher_tokenizer, teacher.config.vocab_size)
+        width = student.config.vocab_size
+        shared = shared_vocabulary(
+            tokenizer, teacher_tokenizer, width, teacher.config.vocab_size if teacher is not None else width
         )
-        self.vocab_size = shared_vocabulary(tokenizer, other, student.config.vocab_size, width).num_shared
+        self.vocab_size = shared.num_shared
         if peft_config is not None:
+            torch.manual_seed(seeds.key(args.seed, "adapters"))
             student = cast(PreTrainedModel, get_peft_model(student, peft_config))
-
         self.terms = build_terms(args, teacher, source, loss, self.vocab_size, fingerprint(tokenizer))
+
         keep = args.save_total_limit or 1_000_000
         args.save_total_limit = None  # CompleteCheckpoints removes old ones, after the new one is whole
         if args.world_size > 1:
             args.dataloader_drop_last = True  # else the last batch would repeat rows to even out the workers
 
-        def prepare(rows: Sequence[Any] | None) -> Any:
-            return rows and training_rows(
-                rows,
+        def prepare(rows: Sequence[Any] | None, *, room: int = 0) -> Any:
+            """Rendered and checked; with `room`, completions may still be missing where the student writes all."""
+            made = training_rows(
+                rows or (),
                 tokenizer,
                 teacher_tokenizer,
                 student,
                 max_length=args.max_length,
                 on_overlong=args.on_overlong,
-                needs_completion=args.on_policy_fraction < 1,
+                needs_completion=not (room and args.on_policy_fraction == 1),
+                room=room,
             )
+            check_ids(made, shared)
+            for role, reader in (("student", student), ("teacher", teacher)):
+                if reader is not None:
+                    check_positions(role, reader, made, room)
+            return made
 
         self._prepare = prepare
+        room = args.max_completion_length if args.on_policy_fraction > 0 else 0
         super().__init__(
             model=student,
             args=args,
             data_collator=list,  # pyright: ignore[reportArgumentType]
-            train_dataset=prepare(train_dataset),
-            eval_dataset=prepare(eval_dataset),
+            train_dataset=prepare(train_dataset, room=room),
+            eval_dataset=prepare(eval_dataset) if eval_dataset else None,
             processing_class=tokenizer,
             callbacks=[*(callbacks or ()), CompleteCheckpoints(keep)],
         )
@@ -171,9 +167,6 @@ class DistillationTrainer(Trainer):
                 "on_policy_fraction is above 0 under FSDP: sharded workers must decode in step, and ours stop when "
                 "their own rows end, so they would wait for each other for ever. Use DDP, or train off-policy."
             )
-        for role, reader in (("student", student), ("teacher", teacher)):
-            if reader is not None:
-                check_positions(role, reader, self.train_dataset or (), args)
         if teacher is not None:
             teacher.to(args.device)  # pyright: ignore[reportArgumentType]
         self.sampler = HFSampler(
@@ -187,11 +180,51 @@ class DistillationTrainer(Trainer):
         """Prompt and completion tokens that the student has read in training, over all workers."""
         self._sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train, or go on from a checkpoint.
+
+        Args:
+            resume_from_checkpoint: a folder, or True for the newest complete checkpoint of `args.output_dir`. One
+                that was written at the last step is loaded, and no step is added to it.
+            trial: as in `Trainer.train`.
+            ignore_keys_for_eval: as in `Trainer.train`.
+
+        Raises:
+            ConfigError: the rows do not fill one step.
+            RunFolderError: True, and there is no complete checkpoint.
+        """
+        per_epoch = updates_per_epoch(len(self.train_dataset), self.args)
+        if self.args.dataloader_drop_last:
+            rest = len(self.train_dataset) % (self.args.per_device_train_batch_size * self.args.world_size)
+            if rest:
+                logger.warning(
+                    "the last %d rows of every epoch's order do not fill a step and are left out", rest
+                )
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(require_complete_checkpoint(str(self.args.output_dir)))
+        total = (
+            self.args.max_steps
+            if self.args.max_steps > 0
+            else math.ceil(self.args.num_train_epochs * per_epoch)
+        )
+        if resume_from_checkpoint and (state := finished_state(resume_from_checkpoint, total)):
+            self._load_from_checkpoint(str(resume_from_checkpoint))
+            self.state = state
+            return TrainOutput(state.global_step, 0.0, {"train_runtime": 0.0})
+        return super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
+
     # What a step trains on
 
     def _get_train_sampler(self, train_dataset: Any = None) -> KeyedSampler:
-        rows = train_dataset if train_dataset is not None else self.train_dataset
-        return KeyedSampler(len(rows), self.args.seed)
+        per_epoch = updates_per_epoch(len(self.train_dataset), self.args)
+        return KeyedSampler(
+            len(self.train_dataset), self.args.seed, lambda: self.state.global_step // per_epoch
+        )
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[list[TrainingRow]], num_batches: int, device: torch.device
@@ -280,7 +313,10 @@ class DistillationTrainer(Trainer):
             self.eval_dataset if eval_dataset is None else self._prepare(eval_dataset)
         )
         if not rows:
-            raise ConfigError("evaluate() has no rows: pass eval_dataset here or to the trainer.")
+            raise ConfigError(
+                "evaluate() has no rows with completions: pass eval_dataset here or to the trainer, with completions "
+                "to measure on."
+            )
         size = self.args.per_device_eval_batch_size
         kept_sums, self._sums = self._sums, defaultdict(lambda: [0.0, 0.0])
         with evaluation_mode(self.model), torch.no_grad():
@@ -325,12 +361,3 @@ class DistillationTrainer(Trainer):
 
 def _ratio(sums: Sequence[float]) -> float:
     return sums[0] / sums[1] if sums[1] else 0.0
-
-
-def _path_of(model: Any, missing: str) -> str:
-    if not isinstance(model, str):
-        raise ConfigError(
-            f"{missing} was not given and the model was passed as an object, so its tokenizer is unknown. "
-            f"Pass {missing}=AutoTokenizer.from_pretrained(…)."
-        )
-    return model

@@ -64,6 +64,7 @@ def objective(
     for term in terms:
         chosen = mask & ~batch.is_on_policy[:, None] if term.dataset_rows_only else mask
         if term.dataset_rows_only and not chosen.any():
+            add(term.metric, 0.0, 0.0)  # all workers log the same names
             continue
         weights = torch.zeros(len(student_logits), device=mask.device)
         weights[chosen[mask]] = token_weights(chosen, denominator, reduction=reduction)

@@ -1,21 +1,13 @@
-"""The student's turn to write: what it needs room for, and how its completions replace the data's."""
+"""The student's turn to write: its completions replace the data's, in one decode batch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from stillroom.data.batches import TrainingRow
-from stillroom.errors import DataError
-from stillroom.models.loading import longest_input
 from stillroom.sampling.sampler import HFSampler
 from stillroom.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from stillroom.training.config import DistillationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -57,27 +49,3 @@ def write_completions(
         )
     written = iter(rollouts)
     return [[row.with_completion(next(written).completion_ids) for row in rows] for rows in micro_batches]
-
-
-def check_positions(
-    role: str, model: PreTrainedModel, rows: Sequence[TrainingRow], args: DistillationConfig
-) -> None:
-    """Refuse rows that reach beyond the positions a model has; it would read them, and make nothing of them.
-
-    Raises:
-        DataError: the longest row, or the longest prompt with what the student may write behind it, is too long.
-    """
-    limit = longest_input(model)
-    if limit is None:
-        return
-    room = args.max_completion_length if args.on_policy_fraction > 0 else 0
-    for row in rows:
-        prompt = len(
-            row.teacher_prompt_ids if role == "teacher" and row.teacher_prompt_ids else row.prompt_ids
-        )
-        if prompt + max(len(row.completion_ids), room) > limit:
-            raise DataError(
-                f"row {row.id!r} has {prompt} prompt and {len(row.completion_ids)} completion tokens"
-                f"{f', and the student may write {room}' if room else ''}, but the {role} has {limit} positions. "
-                "Lower max_completion_length or max_length, or shorten the rows."
-            )
