@@ -76,6 +76,12 @@ def test_damaged_claims_are_refused(lines: list[dict], message: str, tmp_path: P
         claims.load(file)
 
 
+def test_a_prefix_ends_at_a_slash() -> None:
+    twenty = {**CHEAP, "id": "x.10/accuracy"}
+    assert claims.select([CHEAP, twenty], ["x.1"]) == [CHEAP]
+    assert claims.select([CHEAP, twenty], ["x.10/accuracy"]) == [twenty]
+
+
 def test_an_unknown_id_lists_those_that_are_known() -> None:
     with pytest.raises(SystemExit, match=r"x\.1/accuracy"):
         claims.select([CHEAP], ["z.9"])

@@ -76,6 +76,9 @@ def test_flags_override_yaml_and_both_spellings_work(recipe: str) -> None:
         (["distill", "--train.max_steps", "many"], "train.max_steps"),
         (["pocket"], "pocket train"),
         (["tasks", "--family", "math"], "Did you mean 'maths'"),
+        (["demo", "--seeds", "[0]"], "seeds=[0]"),
+        (["demo", "--seeds", "[1, 1]"], "each once"),
+        (["evaluate", "--model.path", "m", "--tasks", "gsm8k", "--max_examples", "-5"], "max_examples=-5"),
     ],
 )  # fmt: skip
 def test_mistakes_are_answered_with_the_way_out(
@@ -98,6 +101,20 @@ def test_mistakes_are_answered_with_the_way_out(
 def test_a_list_may_be_written_with_commas(words: list[str]) -> None:
     assert parse("evaluate", ["--model.path", "m", *words])[0].tasks == ("gsm8k", "pocket/chains")
     assert parse("evaluate", ["--model.path", "m", "--tasks", "lm-eval:arc"])[0].tasks == ("lm-eval:arc",)
+
+
+def test_a_key_given_twice_is_refused_with_both_lines_also_inside_a_section(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(RECIPE + "sampling:\n  temperature: 1\n  temperature: 2\n")
+    for words in ([str(file)], ["--config", str(file)], [f"--config={file}"]):
+        with pytest.raises(ConfigError, match=r"'temperature' is given on line 7 and again on line 8"):
+            parse("distill", words)
+    file.write_text(RECIPE + "sampling: {temperature: 1}\nloss: {temperature: 2}\n")
+    assert parse("distill", [str(file)])[0].loss.temperature == 2
+
+
+def test_the_name_of_a_command_in_one_word_leaves_the_flags_behind_it_alone() -> None:
+    assert cli._command(["pocket train", "--help"]) == cli._command(["pocket", "train", "--help"])
 
 
 def test_an_unknown_key_in_yaml_gets_near_matches(tmp_path: Path) -> None:

@@ -16,9 +16,15 @@ import yaml
 from safetensors.torch import load_file
 from tests.tiny import char_tokenizer, tiny_llama
 
-from stillroom.cli import main
+from stillroom.cli import main, parse
+from stillroom.commands.assemble import Tokenizers, load_pair
+from stillroom.data.asking import select_examples
+from stillroom.data.rows import content_id
+from stillroom.data.tasks import TASKS, load_task
+from stillroom.records import read_jsonl
 from stillroom.runs import Run
 
+OFF_POLICY = ("--sampling.on_policy_fraction", "0")
 ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(6) for b in range(6)]
 
 
@@ -45,7 +51,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "save_steps": 4,
             "logging_steps": 1,
             "per_device_train_batch_size": 4,
-            "learning_rate": 0.003,
+            "learning_rate": 0.01,
         },
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(config))
@@ -181,6 +187,16 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
         (["--data.path", "{twice}"], "more than once"),
         (["--data.max_length", "5"], "max_length=5"),
         (["--train.extra", "{{adam_betta: 1}}"], "adam_betta"),
+        (["--train.extra", "{{loss: jsd}}"], "asked under loss.name"),
+        (["--train.extra", "{{max_steps: 4}}"], "asked under train.max_steps"),
+        (["--train.extra", "{{output_dir: elsewhere}}"], "asked under output_dir"),
+        (["--train.extra", "{{data_seed: 1}}"], "no effect"),
+        (["--score.teacher", "true"], "score.teacher without score.tasks"),
+        (["--score.tasks", "[pocket/chain]"], "Did you mean 'pocket/chains'"),
+        ([*OFF_POLICY, "--sampling.max_completion_length", "125", "--score.tasks", "[pocket/facts]"], "128 positions"),
+        (["--lora.lora_alpha", "32"], "lora.r=0"),
+        (["--student.random_init", "true"], "student.random_init with student.path"),
+        (["--train.extra", "{{dataloader_drop_last: true}}", "--train.per_device_train_batch_size", "64"], "one step"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_one_clear_error_and_leaves_no_half_run(
@@ -204,3 +220,50 @@ def test_bad_input_gets_one_clear_error_and_leaves_no_half_run(
     assert err.count("stillroom:") == 1
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_says_how_much_of_a_task_it_trained_on_and_how_much_the_teacher_left_open(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--data.path", str(tmp_path / "rows.jsonl"), "--data.completions", "teacher"]
+    flags += ["--train.max_steps", "1", "--sampling.on_policy_fraction", "0"]
+    flags += ["--score.tasks", "[pocket/facts]", "--score.max_examples", "4", "--score.num_samples", "1"]
+    task = load_task("pocket/facts")
+    asked = [e.prompt for e in select_examples(task, TASKS["pocket/facts"].test_split, 4, seed=0)]
+    rows = [*asked[:2], *(f"{i}+1=" for i in range(40))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows))
+    assert main(words(recipe, out, *flags)) == 0
+    figures = Run.open(out).results()
+    written = list(read_jsonl(out / "rollouts.jsonl"))
+    ids = {content_id(prompt, None, None) for prompt in asked[:2]}
+    trained_on = ids & {r["example_id"] for r in written if r["purpose"] == "train"}
+    assert trained_on
+    assert figures["pocket/facts/overlap_exact"].value == len(trained_on) / 4
+    assert "pocket/facts/accuracy_sampled/after" in figures
+    assert "pocket/facts/overlap_exact/after" not in figures
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "items stand among the training prompts" in printed
+    cut_off = sum(r["purpose"] == "train" and r["stop_reason"] == "length" for r in written)
+    assert f"train: {cut_off} of 38 completions by the teacher were cut off" in printed
+    assert cut_off > 0
+
+
+def test_another_number_of_processes_is_noticed_on_resume(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(words(recipe, out, "--train.max_steps", "1")) == 0
+    (out / "results.json").unlink()  # as if killed just before the end
+    environment = json.loads((out / "environment.json").read_text())
+    (out / "environment.json").write_text(json.dumps(environment | {"world_size": 2}))
+    assert main(words(recipe, out, "--train.max_steps", "1", "--resume")) == 2
+    assert "world_size was 2 and is 1" in capsys.readouterr().err
+
+
+def test_a_student_made_from_the_teacher_has_the_number_format_that_was_asked(recipe: Path) -> None:
+    flags = ["--student.path", "", "--student.num_hidden_layers", "1", "--student.dtype", "bfloat16"]
+    config, _ = parse("distill", [str(recipe), *flags])
+    pair = load_pair(config, Tokenizers.load(config), torch.device("cpu"))
+    assert pair.student.dtype == torch.bfloat16
+    assert pair.teacher.dtype == torch.float32

@@ -8,7 +8,8 @@ import pytest
 from tests.tiny import char_tokenizer, tiny_llama
 
 from stillroom.cli import main
-from stillroom.runs import Run, read_jsonl
+from stillroom.records import read_jsonl
+from stillroom.runs import Run
 
 
 @pytest.fixture(scope="module")

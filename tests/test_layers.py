@@ -11,7 +11,8 @@ SRC = Path(__file__).parents[1] / "src" / "stillroom"
 ORDER = (
     ("errors",),
     ("types", "seeds"),
-    ("stats", "runs", "progress"),
+    ("stats", "records", "progress"),
+    ("runs",),
     ("config",),
     ("pocket",),
     ("models",),

@@ -24,7 +24,8 @@ from stillroom.config import DataSpec, EvaluateConfig, ModelSpec
 from stillroom.data.batches import TrainingRow, collate
 from stillroom.data.prepare import completed, select_rows, training_rows
 from stillroom.errors import ConfigError, DataError, StillroomError
-from stillroom.runs import Run, read_jsonl
+from stillroom.records import read_jsonl
+from stillroom.runs import Run
 from stillroom.sampling.sampler import HFSampler
 from stillroom.training.config import DistillationConfig
 from stillroom.training.distill import DistillationTrainer

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from stillroom import runs
+from stillroom import records
 from stillroom.errors import RunFolderError
+from stillroom.records import disk_errors
 from stillroom.runs import Run
 from stillroom.types import Estimate, Rollout
 
@@ -61,9 +63,70 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         Run.create(tmp_path / "run", command="distill", config=Config())
 
 
-def test_too_little_free_disk_is_refused_before_work_starts(tmp_path: Path) -> None:
+def test_too_little_free_disk_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = Run.prepare(tmp_path / "deep" / "run", command="distill", config=Config())
+    run.require_disk(1)
     with pytest.raises(RunFolderError, match=r"MB are free.*save_total_limit"):
-        Run.prepare(tmp_path / "run", command="distill", config=Config()).begin(free_bytes=1 << 60)
+        run.require_disk(1 << 60)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_empty_folders_is_what_a_refused_run_leaves_and_does_not_block_the_next(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for resume in (False, True):
+        Run.prepare(tmp_path / "run", command="distill", config=Config(), resume=resume)
+    (tmp_path / "run" / "checkpoints" / "weights").write_text("mine")
+    with pytest.raises(RunFolderError, match="not empty"):
+        Run.prepare(tmp_path / "run", command="distill", config=Config())
+
+
+def test_resume_compares_the_facts_that_a_run_began_with(tmp_path: Path) -> None:
+    def begin(resume: bool = True, **facts: object) -> Run:
+        return Run.prepare(tmp_path / "run", command="distill", config=Config(), resume=resume).begin(**facts)
+
+    begin(resume=False, rows="abc", world_size=1)
+    begin(rows="abc", world_size=1)
+    begin(rows="abc", world_size=1, told_by_newer_versions=3)
+    with pytest.raises(RunFolderError, match=r"rows was 'abc' and is 'abd'"):
+        begin(rows="abd", world_size=1)
+    with pytest.raises(RunFolderError, match=r"world_size was 1 and is 2"):
+        begin(rows="abc", world_size=2)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["rows"] == "abc"
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Run.create("~/run", command="distill", config=Config())
+    assert Run.open("~/run").path == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (
+            SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+            "No space left on device",
+        ),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:659] . unexpected pos 64 vs 0"),
+            "could not be written",
+        ),
+    ],
+)
+def test_a_full_disk_is_one_error_whoever_met_it(error: Exception, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=rf"{reason}.*--resume"), disk_errors(tmp_path):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError("peer"), RuntimeError("size mismatch"), KeyError("x")]
+)
+def test_other_errors_are_not_taken_for_a_full_disk(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)), disk_errors(tmp_path):
+        raise error
 
 
 def test_preparing_a_run_writes_nothing(tmp_path: Path) -> None:
@@ -105,7 +168,7 @@ def test_a_resumed_run_does_not_append_to_a_line_that_a_crash_cut_short(tmp_path
         file.write('{"text": "ha')
     run = Run.create(tmp_path / "run", command="distill", config=Config(), resume=True)
     run.add_rollouts([{"text": "next"}])
-    assert [r["text"] for r in runs.read_jsonl(run.path / "rollouts.jsonl")] == ["whole", "next"]
+    assert [r["text"] for r in records.read_jsonl(run.path / "rollouts.jsonl")] == ["whole", "next"]
 
 
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -124,7 +187,7 @@ def test_rollouts_keep_untrusted_text_as_text(tmp_path: Path) -> None:
     run.add_rollouts(
         [Rollout("a", (1,), (2, 3), (-0.1, -0.2), "end", "student", 'x\n{"y": 1}\u2028')], step=4
     )
-    lines = list(runs.read_jsonl(run.path / "rollouts.jsonl"))
+    lines = list(records.read_jsonl(run.path / "rollouts.jsonl"))
     assert len(lines) == 1
     assert lines[0]["text"] == 'x\n{"y": 1}\u2028'
     assert lines[0]["step"] == 4

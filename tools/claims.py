@@ -80,13 +80,17 @@ def measure(claims: Sequence[Claim]) -> dict[str, dict[str, Any]]:
 
 
 def select(claims: Sequence[Claim], ids: Sequence[str]) -> list[Claim]:
-    """Claims by id or by prefix (``house.2``)."""
-    chosen = [c for c in claims if not ids or any(c["id"] == i or c["id"].startswith(i) for i in ids)]
+    """Claims by id or by what stands before a slash in it: ``house.2`` takes ``house.2/x`` and not ``house.20/x``."""
+    chosen = [c for c in claims if not ids or any(_is_below(c["id"], i) for i in ids)]
     if not chosen:
         raise SystemExit(
             f"no claim is called {' or '.join(ids)}; known: {', '.join(c['id'] for c in claims)}"
         )
     return chosen
+
+
+def _is_below(claim_id: str, prefix: str) -> bool:
+    return claim_id == prefix or claim_id.startswith(prefix.rstrip("/") + "/")
 
 
 def check(claims: Sequence[Claim]) -> bool:
@@ -127,7 +131,7 @@ def write_tables(claims: Sequence[Claim], folder: Path = RESULTS) -> list[Path]:
         old = page.read_text(encoding="utf-8")
 
         def fill(match: re.Match[str]) -> str:
-            chosen = [c for c in claims if c["id"].startswith(match["prefix"])]
+            chosen = [c for c in claims if _is_below(c["id"], match["prefix"])]
             return match[1] + table(chosen) + match[3]
 
         new = _BLOCK.sub(fill, old)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillroom.config import Options
@@ -48,7 +50,7 @@ COMMANDS = {
     ),
     "demo": Command(
         "stillroom.experiments.demo:demo",
-        "stillroom.experiments.demo:DemoConfig",
+        "stillroom.config:DemoConfig",
         "Distil the shipped pocket teacher by four methods and compare, in a few minutes.",
     ),
     "tasks": Command(
@@ -60,6 +62,16 @@ COMMANDS = {
         "stillroom.experiments.pocket_train:train",
         "stillroom.experiments.pocket_config:PocketTrainConfig",
         "Rebuild a shipped pocket model from its seed.",
+    ),
+    "pocket measure": Command(
+        "stillroom.experiments.pocket_claims:measure",
+        "stillroom.experiments.pocket_claims:PocketMeasureConfig",
+        "Measure a pocket model, each style of answer by itself.",
+    ),
+    "pocket asymmetry": Command(
+        "stillroom.experiments.pocket_claims:asymmetry",
+        "stillroom.experiments.pocket_claims:PocketAsymmetryConfig",
+        "Show that a small student learns worked answers and not direct ones.",
     ),
     "fetch": Command(
         "stillroom.commands.fetch:fetch",
@@ -84,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stillroom {__version__}")
         return 0
     try:
-        name = _command_name(words)
-        config, options = parse(name, words[len(name.split()) :])
+        name, rest = _command(words)
+        config, options = parse(name, rest)
         _load(COMMANDS[name].target)(config, options)
     except StillroomError as error:
         if os.environ.get("STILLROOM_DEBUG"):
@@ -98,13 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _command_name(words: Sequence[str]) -> str:
-    """The command that the first words name; some commands are two words."""
-    spoken = [word for word in words[:2] if not word.startswith("-")]
+def _command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The command that the first words name (some are two words), and the words behind it."""
     for length in (2, 1):
-        if (name := " ".join(spoken[:length])) in COMMANDS:
-            return name
-    raise ConfigError(unknown_name("command", " ".join(spoken[:1]), COMMANDS))
+        if (name := " ".join(words[:length])) in COMMANDS:
+            return name, words[length:]
+    raise ConfigError(unknown_name("command", words[0], COMMANDS))
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Any, Options]:
@@ -119,6 +130,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, Options]:
     if words and not words[0].startswith("-"):
         key = COMMANDS[name].positional
         words = [f"--{key}" if key and not words[0].endswith((".yaml", ".yml")) else "--config", *words]
+    for file in _config_files(words):
+        _refuse_keys_given_twice(file)
     parser = _parser(name)
     words = _lists_in_words(_canonical_flags(words, _known_keys(parser)), parser)
     try:
@@ -131,6 +144,38 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, Options]:
     options = Options(dry_run=built.pop("dry_run"), resume=built.pop("resume"))
     built.pop("config")
     return _load(COMMANDS[name].config)(**built), options
+
+
+def _config_files(words: Sequence[str]) -> list[str]:
+    files = [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    return files + [after for word, after in itertools.pairwise(words) if word == "--config"]
+
+
+def _refuse_keys_given_twice(file: str) -> None:
+    """YAML readers take the last one without a word, so the recipe would not say what is run.
+
+    Files that are missing or are no YAML are left to the parser, which refuses them.
+    """
+    import yaml
+
+    try:
+        root = yaml.compose(Path(file).expanduser().read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return
+    waiting = [root]
+    for node in waiting:
+        if isinstance(node, yaml.MappingNode):
+            seen: dict[str, int] = {}
+            for key, value in node.value:
+                line = key.start_mark.line + 1
+                if (first := seen.setdefault(str(key.value), line)) != line:
+                    raise ConfigError(
+                        f"{file}: key {key.value!r} is given on line {first} and again on line {line}, and only one "
+                        "of the two would count. Keep one."
+                    )
+                waiting.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
 
 
 def _parser(name: str) -> ArgumentParser:

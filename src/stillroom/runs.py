@@ -14,15 +14,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,14 @@ from typing import Any
 import yaml
 
 from stillroom.errors import RunFolderError
+from stillroom.records import (
+    cut_unfinished_line,
+    disk_errors,
+    plain,
+    read_jsonl,
+    strict_json,
+    write_atomically,
+)
 from stillroom.types import Estimate, Rollout
 
 _RECORDED_PACKAGES = (
@@ -122,7 +127,7 @@ class Run:
         if (self.path / "environment.json").is_file():
             _refuse_changed_facts(self.path, found, facts)
         for name in ("metrics.jsonl", "rollouts.jsonl"):
-            _cut_unfinished_line(self.path / name)
+            cut_unfinished_line(self.path / name)
         write_atomically(self.path / "config.yaml", self.config_text)
         write_atomically(self.path / "environment.json", json.dumps(found, indent=1))
         return self
@@ -169,6 +174,13 @@ class Run:
             [{**extra, **(dataclasses.asdict(r) if isinstance(r, Rollout) else r)} for r in rollouts],
         )
 
+    def replace_rollouts(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write all of ``rollouts.jsonl`` at once."""
+        if self.is_writer:
+            write_atomically(
+                self.path / "rollouts.jsonl", "".join(strict_json(record) + "\n" for record in records)
+            )
+
     def write_results(self, estimates: Mapping[str, Estimate], **notes: Any) -> None:
         """Write ``results.json``: the figures, and whatever else belongs beside them."""
         if self.is_writer:
@@ -189,79 +201,9 @@ class Run:
     def _append(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         if not self.is_writer:
             return
-        text = "".join(_strict_json(line) + "\n" for line in lines)
+        text = "".join(strict_json(line) + "\n" for line in lines)
         with disk_errors(self.path), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(text)
-
-
-def plain(value: Any) -> Any:
-    """A config as dictionaries, lists and scalars."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def rollout(record: Mapping[str, Any]) -> Rollout:
-    """A line of ``rollouts.jsonl`` as the Rollout that it was; what was added beside it is left out."""
-    fields: dict[str, Any] = {f.name: record[f.name] for f in dataclasses.fields(Rollout)}
-    for name in ("prompt_ids", "completion_ids", "logprobs"):
-        fields[name] = tuple(fields[name])
-    return Rollout(**fields)
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSONL file; a last line cut off by a crash is passed over, an earlier one is an error."""
-    # Bytes, since a crash cuts characters too; and not splitlines, which also splits inside JSON strings.
-    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            yield json.loads(line.decode("utf-8"))
-        except ValueError as error:
-            if number == len(lines):
-                return
-            raise RunFolderError(
-                f"line {number} of {str(path)!r} is not JSON ({error}). The file was edited or damaged."
-            ) from error
-
-
-def _strict_json(line: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(line, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(_without_nan(line), ensure_ascii=False, allow_nan=False)
-
-
-def _without_nan(value: Any) -> Any:
-    """None for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {k: _without_nan(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _cut_unfinished_line(path: Path) -> None:
-    """Remove a last line that a crash cut short, so that the next one is not appended to it."""
-    if path.is_file() and (text := path.read_bytes()) and not text.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(text.rfind(b"\n") + 1)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside, flush to disk, then rename: a reader sees the old file or the new one, never half."""
-    with disk_errors(path):
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
 
 
 def environment() -> dict[str, Any]:
@@ -329,36 +271,3 @@ def _refuse_changed_facts(path: Path, now: Mapping[str, Any], facts: Iterable[st
             "two. Resume with the same rows, models and number of processes, or start a new run in another "
             "`--output_dir`."
         )
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write into one clear error, whoever's writing it ended.
-
-    Raises:
-        RunFolderError: an OSError, or what safetensors and torch make of one.
-    """
-    try:
-        yield
-    except Exception as error:
-        reason = _refused_by_the_system(error)
-        if reason is None:
-            raise
-        raise RunFolderError(
-            f"cannot write under {str(path)!r}: {reason}. What was already written is kept. Free some disk or choose "
-            "another `--output_dir`, then pass `--resume`."
-        ) from error
-
-
-def _refused_by_the_system(error: Exception) -> str | None:
-    """The system's reason, or None if the error is of another kind."""
-    if isinstance(error, OSError):
-        return None if isinstance(error, ConnectionError | TimeoutError) else error.strerror or str(error)
-    text = str(error)
-    # safetensors quotes the system: "I/O error: No space left on device (os error 28)".
-    if type(error).__name__ == "SafetensorError" and (quoted := re.search(r"([^:]+) \(os error \d+\)", text)):
-        return quoted[1].strip()
-    # torch.save finds fewer bytes in its archive than it wrote, and says no more than that.
-    if isinstance(error, RuntimeError) and ("PytorchStreamWriter" in text or "inline_container" in text):
-        return "a file of a checkpoint could not be written whole"
-    return None

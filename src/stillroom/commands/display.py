@@ -1,4 +1,6 @@
-"""What a person sees while a command runs. Text from models and data is shown as text, never as markup."""
+"""What a person sees while a command runs. Text from models and data is shown as text: never as markup, and with
+its control codes spelt out, since a terminal would obey them.
+"""
 
 from __future__ import annotations
 
@@ -59,17 +61,28 @@ class RunCallback(TrainerCallback):
         began, at = self.first
         left = (now - began) / max(state.global_step - at, 1) * (state.max_steps - state.global_step)
         values = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k.startswith("loss/"))
-        self.console.print(
-            f"step {state.global_step}/{state.max_steps}: {values}; {left:.0f} s left", markup=False
-        )
+        self.console.print(f"step {state.global_step}/{state.max_steps}: {values}; {left:.0f} s left")
 
 
 def make_console(*, quiet: bool = False) -> Console:
-    """The terminal, or 120 columns where there is none, so that logs hold whole tables."""
+    """The terminal, or 120 columns where there is none, so that logs hold whole tables. Prints strings as they are."""
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it advises on what we set on purpose
     disable_progress_bar()
     width = None if Console().is_terminal else 120
-    return Console(highlight=False, width=width, quiet=quiet)
+    return Console(highlight=False, markup=False, emoji=False, width=width, quiet=quiet)
+
+
+def visible(text: str) -> str:
+    r"""The text on one line, with characters that move the cursor or turn the direction of writing spelt out.
+
+    >>> visible("a\x1b[2Jb\nc")
+    'a\\x1b[2Jb⏎c'
+    """
+    return "".join(c if c.isprintable() else _spelt(c) for c in text)
+
+
+def _spelt(character: str) -> str:
+    return "⏎" if character == "\n" else character.encode("unicode_escape").decode("ascii")
 
 
 def show_example(
@@ -86,7 +99,7 @@ def show_example(
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids))).replace("\n", "⏎")
+    return visible(str(tokenizer.decode(list(ids))))
 
 
 def before_and_after(

@@ -11,11 +11,11 @@ from stillroom.models.fetch import cached_smollm2, fetch_smollm2
 
 def fetch(config: FetchConfig, options: Options) -> Path | None:
     """Fetch, verify, convert and keep the model; a second call only says where it is."""
-    console = make_console()
-    cache_dir = Path(config.cache_dir) if config.cache_dir else None
+    console = make_console(quiet=options.quiet)
+    cache_dir = Path(config.cache_dir).expanduser() if config.cache_dir else None
     if options.dry_run:
         console.print(f"would fetch {config.name} (93 MB) into {cached_smollm2(cache_dir)}")
         return None
     path = fetch_smollm2(cache_dir)
-    console.print(f"{config.name}: {path}", highlight=False)
+    console.print(f"{config.name}: {path}")
     return path

