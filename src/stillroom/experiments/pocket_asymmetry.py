@@ -2,13 +2,12 @@
 
 The student's architecture is trained from scratch on gold answers to chains, on one style at a time: with
 worked answers it learns to walk, with direct ones it stays at chance (one digit in ten), although it is
-given more of them. Run with ``python -m stillroom.experiments.pocket_asymmetry``; about two minutes a seed.
+given more of them. `stillroom pocket asymmetry` runs it
+for several seeds; two minutes a seed at most.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from pathlib import Path
 
@@ -58,21 +57,3 @@ def train_on_one_style(style: str, seed: int, family: str = "chars", n: int = 10
         right = sum(Chains().score(e, text) == 1 for e, text in zip(examples, texts, strict=True))
         result[name] = wilson(right, n, unit="accuracy")
     return result
-
-
-def main() -> None:
-    """Prints one line for each style and seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--family", choices=tokenizers.FAMILIES, default="chars")
-    arguments = parser.parse_args()
-    sys.stdout.write(f"accuracy on held-out walks; chance {CHANCE}\n")
-    for seed in range(arguments.seeds):
-        for style in STEPS:
-            found = train_on_one_style(style, seed, arguments.family)
-            sys.stdout.write(f"{style:7} seed {seed}: greedy {found['greedy']}, sampled {found['sampled']}\n")
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
