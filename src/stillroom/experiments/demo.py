@@ -47,10 +47,8 @@ class Method:
 METHODS = {
     "sequence KD": Method(LossChoice("cross_entropy"), 0.0, "fine-tuning on the teacher's completions"),
     "forward KL": Method(LossChoice("forward_kl"), 0.0, "the teacher's distribution on its own completions"),
-    "JSD, mixed": Method(
-        LossChoice("jsd", {"weight": 0.9}),
-        0.75,
-        "weight 0.9, three steps of four on the student's completions",
+    "reverse KL, mixed": Method(
+        LossChoice("reverse_kl"), 0.75, "on the student's completions in three steps of four"
     ),
     "reverse KL": Method(LossChoice("reverse_kl"), 1.0, "on the student's completions alone"),
 }
