@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def test_every_stated_claim_is_well_formed_and_holds_its_value() -> None:
 
 def test_the_tables_in_the_pages_are_those_of_the_file() -> None:
     assert claims.write_tables(claims.load()) == [], "run `make docs`"
+
+
+def test_the_table_of_the_readme_is_made_of_claims() -> None:
+    text = (claims.ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- demo-table -->")[2].partition("<!-- /demo-table -->")[0]
+    stated = {
+        f"{c['value']:.3f} [{c['low']:.3f}, {c['high']:.3f}]"
+        for c in claims.load()
+        if c["id"].startswith("house.1/")
+    }
+    figures = re.findall(r"\d\.\d{3} \[[^]]*\]", table)
+    assert len(figures) == 15
+    assert set(figures) <= stated
 
 
 def test_a_claim_is_run_again_and_compared_within_its_tolerance(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,14 +48,17 @@ def evaluate(config: EvaluateConfig, options: Options) -> dict[str, Estimate]:
         config.model.revision,
         device=torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None,
     )
-    scoring.check_prompts(ours, model, tokenizer, config.max_completion_length)
+    max_completion_length = config.max_completion_length or scoring.default_length(ours, model, tokenizer)
+    scoring.check_prompts(ours, model, tokenizer, max_completion_length)
     run.begin()
+    if any(not one.by_likelihood for one in ours):
+        console.print(f"completions of up to {max_completion_length} tokens")
     figures, records = scoring.score(
         ours,
         model,
         tokenizer,
         num_samples=config.num_samples,
-        max_completion_length=config.max_completion_length,
+        max_completion_length=max_completion_length,
         batch_size=config.batch_size,
         seed=config.seed,
     )

@@ -78,6 +78,26 @@ def select(
     return chosen
 
 
+DEFAULT_LENGTH = 256
+"""Tokens of a completion where nobody says otherwise and the model has the positions."""
+
+
+def default_length(
+    chosen: Sequence[Chosen], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    """`DEFAULT_LENGTH`, or what the model's positions leave behind the longest prompt if that is less."""
+    limit = longest_input(model)
+    lengths = [
+        len(render_prompt(tokenizer, as_sent(tokenizer, example.prompt, None)))
+        for one in chosen
+        if not one.by_likelihood
+        for example in one.examples
+    ]
+    if limit is None or not lengths:
+        return DEFAULT_LENGTH
+    return max(min(DEFAULT_LENGTH, limit - max(lengths)), 1)
+
+
 def check_prompts(
     chosen: Sequence[Chosen],
     model: PreTrainedModel,

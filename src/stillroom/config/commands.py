@@ -119,8 +119,8 @@ class EvaluateConfig:
     """Completions per item at temperature 1, beside the greedy one; 0 for greedy alone."""
     multiple_choice: Literal["loglikelihood", "generate"] = "loglikelihood"
     """How multiple-choice items are answered: by the likeliest option, or by a generated letter."""
-    max_completion_length: int = 256
-    """Tokens."""
+    max_completion_length: int | None = None
+    """Tokens; default 256, or what the model's positions leave behind the longest prompt if that is less."""
     batch_size: int = 32
     """Rows scored together; changes the speed, not the scores."""
     seed: int = 0
@@ -137,7 +137,8 @@ class EvaluateConfig:
             "Give --tasks; see `stillroom tasks`.",
         )
         at_least_zero("num_samples", self.num_samples)
-        positive("max_completion_length", self.max_completion_length)
+        if self.max_completion_length is not None:
+            positive("max_completion_length", self.max_completion_length)
         positive("batch_size", self.batch_size)
         if self.max_examples is not None:
             at_least_two("max_examples", self.max_examples)

@@ -52,12 +52,14 @@ class PocketAsymmetryConfig:
 
 def measure(config: PocketMeasureConfig, options: Options) -> dict[str, Estimate]:
     """Measure a model folder as it lies on disk."""
+    from stillroom.commands.checks import refuse_output_inside_models
     from stillroom.commands.display import figures_table, make_console
     from stillroom.experiments.pocket_floors import measure as measure_folder
     from stillroom.models.loading import resolve
     from stillroom.runs import Run
 
     console = make_console(quiet=options.quiet)
+    refuse_output_inside_models(config.output_dir, {"model": config.model})
     folder = resolve(config.model)
     if options.dry_run:
         console.print(f"would measure {folder} on {config.n} items of each kind", markup=False)
