@@ -99,3 +99,14 @@ def test_a_prefix_ends_at_a_slash() -> None:
 def test_an_unknown_id_lists_those_that_are_known() -> None:
     with pytest.raises(SystemExit, match=r"x\.1/accuracy"):
         claims.select([CHEAP], ["z.9"])
+
+
+def test_the_cheap_claims_hold_when_they_are_run_again(shared: Path) -> None:
+    # Real input: a pretrained teacher into a random student, half a minute; and a shipped model, some seconds.
+    ids = ["house.2/heldout_kl_before", "house.2/heldout_kl_after", "house.7/chars_student_chains_sampled"]
+    chosen = claims.select(claims.load(), ids)
+    assert len(chosen) == 3
+    assert claims.check(chosen)
+    kl = {c["id"]: c["value"] for c in chosen}
+    assert kl["house.2/heldout_kl_before"] > 4.5
+    assert kl["house.2/heldout_kl_after"] < 1.9
