@@ -121,7 +121,7 @@ class _Training:
         rows = {
             "climb": (224, 40, 8, 24, 24),
             "broaden": (48, 24, 48, 48, 88),
-            "settle": (72, 72, 16, 32, 64),
+            "settle": (76, 76, 4, 32, 68),
         }
         return Mix(*rows[self.state["phase"]], length_weights=newest_half)
 
