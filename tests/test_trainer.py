@@ -11,7 +11,7 @@ import torch
 from tests.tiny import char_tokenizer, tiny_llama
 
 from stillroom import seeds
-from stillroom.data.batches import TrainingRow, collate
+from stillroom.data.batches import TrainingRow, collate, supervised_logits
 from stillroom.errors import ConfigError, DataError, StillroomError
 from stillroom.losses import LOSSES
 from stillroom.training.checkpoints import MARKER, complete_checkpoints, last_complete_checkpoint
@@ -551,3 +551,20 @@ def test_lora_trains_adapters_only_and_saves_them(tmp_path: Path) -> None:
             frozen.get(key, frozen.get(key.replace(".weight", ".base_layer.weight"))), value
         )
     assert any(p.abs().sum() > 0 for n, p in t.model.named_parameters() if "lora_B" in n)
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+def test_label_smoothing_is_pytorchs_own_on_the_same_logits(tmp_path: Path, smoothing: float) -> None:
+    pupil = student()
+    t = trainer(tmp_path, pupil, loss="cross_entropy", label_smoothing_factor=smoothing)
+    batch = collate(rows())
+    logits = supervised_logits(pupil, batch.student, batch.completion_mask)
+    expected = torch.nn.functional.cross_entropy(logits.double(), batch.targets, label_smoothing=smoothing)
+    assert t.compute_loss(t.model, {"batch": batch, "micro_step": 0}).item() == pytest.approx(
+        expected.item(), rel=1e-5
+    )
+
+
+def test_label_smoothing_beside_a_teacher_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="soft already"):
+        trainer(tmp_path, student(), teacher(), label_smoothing_factor=0.1)

@@ -172,6 +172,7 @@ def arguments(config: DistillConfig, output_dir: Path, *, quiet: bool = False) -
             scale_by_temperature_squared=loss.scale_by_temperature_squared,
             top_k=loss.top_k,
             hard_label_weight=loss.hard_label_weight,
+            label_smoothing_factor=loss.label_smoothing,
             reduction=loss.reduction,
             on_policy_fraction=sampling.on_policy_fraction,
             sampling_temperature=sampling.temperature,

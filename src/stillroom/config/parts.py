@@ -115,12 +115,20 @@ class LossChoice:
     """Keep the teacher's K largest probabilities and one bucket for the rest; default all of the vocabulary."""
     hard_label_weight: float = 0.0
     """Weight of cross-entropy on the data's own tokens, added on rows that the student did not write."""
+    label_smoothing: float = 0.0
+    """With cross_entropy: share of a label's mass that is spread evenly over the vocabulary."""
     reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
     """Mean over all supervised tokens of the step, or over rows of their means."""
 
     def __post_init__(self) -> None:
         positive("loss.temperature", self.temperature)
         at_least_zero("loss.hard_label_weight", self.hard_label_weight)
+        require(
+            0 <= self.label_smoothing < 1 and (self.name == "cross_entropy" or not self.label_smoothing),
+            f"loss.label_smoothing={self.label_smoothing} with loss.name={self.name}",
+            "it is a share below 1, of labels and not of a teacher's distribution",
+            "Leave it out, or give for instance 0.1 with loss.name=cross_entropy.",
+        )
         if self.top_k is not None:
             positive("loss.top_k", self.top_k)
         if self.name == "cross_entropy":
@@ -168,6 +176,7 @@ class SamplingSpec:
 _HAVE_A_KEY = {
     **dict.fromkeys(("temperature", "top_k", "hard_label_weight", "reduction"), "loss.{}"),
     "scale_by_temperature_squared": "loss.{}",
+    "label_smoothing_factor": "loss.label_smoothing",
     "loss": "loss.name",
     "loss_options": "loss.options",
     "on_policy_fraction": "sampling.{}",

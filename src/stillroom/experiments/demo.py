@@ -47,8 +47,10 @@ class Method:
 METHODS = {
     "sequence KD": Method(LossChoice("cross_entropy"), 0.0, "fine-tuning on the teacher's completions"),
     "forward KL": Method(LossChoice("forward_kl"), 0.0, "the teacher's distribution on its own completions"),
-    "reverse KL, mixed": Method(
-        LossChoice("reverse_kl"), 0.75, "on the student's completions in three steps of four"
+    "reverse KL, top 8": Method(
+        LossChoice("reverse_kl", top_k=8),
+        1.0,
+        "on the student's completions; the teacher's 8 likeliest tokens",
     ),
     "reverse KL": Method(LossChoice("reverse_kl"), 1.0, "on the student's completions alone"),
 }

@@ -73,14 +73,29 @@ class HardLabels:
     """The completion's own tokens as a teacher that is certain: one kept id with probability 1.
 
     Gold fine-tuning and sequence-level distillation are ordinary runs with this source, not special cases.
+
+    Args:
+        vocab_size: ids that the student shares with the data.
+        fingerprint: of the tokenizer, carried by the signal.
+        smoothing: ε of label smoothing (arXiv:1512.00567, section 7): the target gets 1 − ε + ε/V and every other
+            token ε/V. A student trained so, without any teacher, is what an undistillable teacher's students are
+            compared with (arXiv:2507.00012).
     """
 
-    def __init__(self, *, vocab_size: int, fingerprint: str = "") -> None:
+    def __init__(self, *, vocab_size: int, fingerprint: str = "", smoothing: float = 0.0) -> None:
         self.vocab_size = vocab_size
         self.fingerprint = fingerprint
+        self.smoothing = smoothing
 
     def signal(self, batch: Batch) -> TeacherSignal:
-        """Certainty about the batch's targets."""
-        return TeacherSignal.hard(
-            batch.targets, vocab_size=self.vocab_size, tokenizer_fingerprint=self.fingerprint
+        """Certainty about the batch's targets, or near it."""
+        if not self.smoothing:
+            return TeacherSignal.hard(
+                batch.targets, vocab_size=self.vocab_size, tokenizer_fingerprint=self.fingerprint
+            )
+        targets = batch.targets
+        p = torch.full(
+            (len(targets), self.vocab_size), self.smoothing / self.vocab_size, device=targets.device
         )
+        p.scatter_(1, targets[:, None], 1 - self.smoothing + self.smoothing / self.vocab_size)
+        return TeacherSignal.dense(p.log(), temperature=1.0, tokenizer_fingerprint=self.fingerprint)

@@ -80,6 +80,17 @@ class DistillationConfig(TrainingArguments):
                 f"hard_label_weight={self.hard_label_weight} is negative or no number, so the loss would be too. "
                 "Give 0 or more."
             )
+        if not 0.0 <= self.label_smoothing_factor < 1.0:
+            raise ConfigError(
+                f"label_smoothing_factor={self.label_smoothing_factor} is outside [0, 1): it is the share of a label's "
+                "mass that is spread over the vocabulary. Give 0 for none; 0.1 is usual."
+            )
+        if self.label_smoothing_factor and self.loss != "cross_entropy":
+            raise ConfigError(
+                f"label_smoothing_factor={self.label_smoothing_factor} with loss={self.loss!r}: the teacher's "
+                "distribution is soft already, and hard labels beside it are meant to be hard. Leave it at 0, or set "
+                "loss='cross_entropy'."
+            )
         if self.loss == "cross_entropy" and (
             self.on_policy_fraction or self.hard_label_weight or self.top_k or self.temperature != 1
         ):

@@ -87,7 +87,9 @@ def build_terms(
     Raises:
         ConfigError: a divergence without any teacher, or a loss that does not exist.
     """
-    labels = HardLabels(vocab_size=vocab_size, fingerprint=tokenizer_fingerprint)
+    labels = HardLabels(
+        vocab_size=vocab_size, fingerprint=tokenizer_fingerprint, smoothing=args.label_smoothing_factor
+    )
     cross_entropy = make_loss("cross_entropy")
     if args.loss == "cross_entropy" and loss is None:
         return [Term("loss/cross_entropy_nats", cross_entropy, labels)]
