@@ -217,9 +217,9 @@ def test_the_methods_of_the_quickstart_are_accepted() -> None:
 
 @pytest.mark.parametrize("recipe", sorted(ROOT.glob("recipes/*.yaml")), ids=lambda recipe: recipe.name)
 def test_every_recipe_parses_and_says_how_to_run_it(recipe: Path) -> None:
-    config, _ = cli.parse("distill", [str(recipe)])
+    [command] = set(re.findall(rf"stillroom (\w+) recipes/{recipe.name}", text_of(recipe)))
+    config, _ = cli.parse(command, [str(recipe)])
     assert config.output_dir == f"runs/{recipe.stem}"
-    assert f"stillroom distill recipes/{recipe.name}" in text_of(recipe)
 
 
 # Concepts

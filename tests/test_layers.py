@@ -21,7 +21,7 @@ ORDER = (
     ("sampling",),
     ("training",),
     ("evaluation",),
-    ("diagnosis", "audit"),
+    ("diagnosis", "audit", "calibration"),
     ("report",),
     ("commands",),
     ("experiments",),  # tables of ordinary runs: may call every command

@@ -43,6 +43,11 @@ COMMANDS = {
         "stillroom.config:DistillConfig",
         "Distil a teacher into a student: off-policy, on-policy or mixed.",
     ),
+    "calibrate": Command(
+        "stillroom.commands.calibrate:calibrate",
+        "stillroom.config:CalibrateConfig",
+        "Make a teacher more or less distillable, and keep its skill.",
+    ),
     "evaluate": Command(
         "stillroom.commands.evaluate:evaluate",
         "stillroom.config:EvaluateConfig",
@@ -52,6 +57,11 @@ COMMANDS = {
         "stillroom.experiments.demo:demo",
         "stillroom.config:DemoConfig",
         "Distil the shipped pocket teacher by four methods and compare, in a few minutes.",
+    ),
+    "knob": Command(
+        "stillroom.experiments.knob:knob",
+        "stillroom.experiments.knob_config:KnobConfig",
+        "Calibrate a teacher both ways, distil from each, and compare the students.",
     ),
     "tasks": Command(
         "stillroom.commands.tasks:tasks",

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 class RunCallback(TrainerCallback):
     """Copies the Trainer's log lines into ``metrics.jsonl``, and off a terminal prints one now and then."""
 
-    def __init__(self, run: Run, console: Console, seconds_between_lines: float = 15.0) -> None:
-        self.run, self.console, self.pause = run, console, seconds_between_lines
+    def __init__(
+        self,
+        run: Run,
+        console: Console,
+        seconds_between_lines: float = 15.0,
+        shown: tuple[str, ...] = ("loss/",),
+    ) -> None:
+        self.run, self.console, self.pause, self.shown = run, console, seconds_between_lines, shown
         self.first: tuple[float, int] | None = None
         self.last_line = 0.0
 
@@ -60,7 +66,7 @@ class RunCallback(TrainerCallback):
         self.last_line = now
         began, at = self.first
         left = (now - began) / max(state.global_step - at, 1) * (state.max_steps - state.global_step)
-        values = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k.startswith("loss/"))
+        values = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k.startswith(self.shown))
         self.console.print(f"step {state.global_step}/{state.max_steps}: {values}; {left:.0f} s left")
 
 
@@ -115,7 +121,12 @@ def before_and_after(
     for name, estimate in after.items():
         of_teacher = [_interval(teacher[name]) if name in teacher else ""] if teacher else []
         table.add_row(
-            name, _interval(before[name]), _interval(estimate), *of_teacher, estimate.unit, str(estimate.n)
+            name,
+            _interval(before[name]) if name in before else "",
+            _interval(estimate),
+            *of_teacher,
+            estimate.unit,
+            str(estimate.n),
         )
     console.print(table)
 

@@ -110,10 +110,13 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
 
     score = _Scorer(config, scored, run)
     of_teacher = score(pair.teacher, pair.teacher_tokenizer, "teacher") if config.score.teacher else {}
-    before = _heldout(config, pair, run, heldout)
-    before |= score(pair.student, pair.student_tokenizer, "before", prompts_of(train_rows))
-    found_in_training = {name: before.pop(name) for name in list(before) if "/overlap_" in name}
-    _show_overlap(console, found_in_training)
+    asked = prompts_of(train_rows)
+    before: dict[str, Estimate] = {}
+    if config.score.start:
+        before = _heldout(config, pair, run, heldout) | score(
+            pair.student, pair.student_tokenizer, "before", asked
+        )
+    found_in_training = _show_overlap(console, before)
 
     checkpoint = last_complete_checkpoint(run.path / CHECKPOINTS) if options.resume else None
     step = int(checkpoint.name.split("-")[1]) if checkpoint is not None else 0
@@ -131,7 +134,9 @@ def distill(config: DistillConfig, options: Options) -> dict[str, Estimate]:
             trained.student.save_pretrained(run.path / "student")
             pair.student_tokenizer.save_pretrained(run.path / "student")
 
-    after = _heldout(config, trained, run, heldout) | score(student, pair.student_tokenizer, "after")
+    after = _heldout(config, trained, run, heldout)
+    after |= score(student, pair.student_tokenizer, "after", None if config.score.start else asked)
+    found_in_training |= _show_overlap(console, after)
     figures = found_in_training | {
         f"{name}/{when}": estimate
         for when, found in (("teacher", of_teacher), ("before", before), ("after", after))
@@ -157,8 +162,9 @@ def _show_plan(console: Console, config: DistillConfig, num_train: int, num_held
     console.print(f"would train on {num_train:,} rows and hold out {num_heldout}; nothing was written")
 
 
-def _show_overlap(console: Console, found: dict[str, Estimate]) -> None:
-    """One line a task whose items stand among the training prompts."""
+def _show_overlap(console: Console, figures: dict[str, Estimate]) -> dict[str, Estimate]:
+    """Take the overlap out of a student's figures; one line for each task of which items stand among the prompts."""
+    found = {name: figures.pop(name) for name in list(figures) if "/overlap_" in name}
     for name, loose in found.items():
         task, _, level = name.rpartition("/overlap_")
         if level == "numbers_masked" and loose.value > 0:
@@ -166,6 +172,7 @@ def _show_overlap(console: Console, found: dict[str, Estimate]) -> None:
                 f"{task}: {loose.value:.1%} of {loose.n} items stand among the training prompts (numbers masked; word "
                 f"for word {found[f'{task}/overlap_exact'].value:.1%})"
             )
+    return found
 
 
 def _heldout(config: DistillConfig, pair: Pair, run: Run, rows: Sequence[TrainingRow]) -> dict[str, Estimate]:

@@ -4,6 +4,7 @@ One frozen dataclass a command, made of parts; `cli` makes flags, YAML keys and 
 those of Hugging Face and TRL where the thing is theirs. Values are checked here, before any weight is read.
 """
 
+from stillroom.config.calibration import CalibrateConfig, GuardSpec, PromptSpec, RewardSpec, TuneSpec
 from stillroom.config.commands import DemoConfig, DistillConfig, EvaluateConfig, FetchConfig, TasksConfig
 from stillroom.config.parts import (
     DataSpec,
@@ -18,18 +19,23 @@ from stillroom.config.parts import (
 )
 
 __all__ = [
+    "CalibrateConfig",
     "DataSpec",
     "DemoConfig",
     "DistillConfig",
     "EvaluateConfig",
     "FetchConfig",
+    "GuardSpec",
     "LoraSpec",
     "LossChoice",
     "ModelSpec",
     "Options",
+    "PromptSpec",
+    "RewardSpec",
     "SamplingSpec",
     "ScoreSpec",
     "StudentSpec",
     "TasksConfig",
     "TrainSpec",
+    "TuneSpec",
 ]

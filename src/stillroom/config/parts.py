@@ -298,6 +298,8 @@ class ScoreSpec:
     """Tasks to score; default none."""
     teacher: bool = False
     """Score the teacher on the tasks too."""
+    start: bool = True
+    """Measure the student before training too; false saves time where many runs share a start."""
     max_examples: int = 200
     """Items per task, chosen by seed."""
     num_samples: int = 4

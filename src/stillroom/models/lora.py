@@ -15,6 +15,7 @@ import torch
 from stillroom.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
     from transformers import PreTrainedModel
 
 
@@ -38,7 +39,16 @@ def add_lora(
     Reference:
         arXiv:2106.09685, eq. 3.
     """
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import get_peft_model
+
+    return cast("PreTrainedModel", get_peft_model(model, lora_config(model, r, alpha, target_modules)))
+
+
+def lora_config(
+    model: PreTrainedModel, r: int, alpha: float, target_modules: str | Sequence[str] = "all-linear"
+) -> LoraConfig:
+    """The adapter that `add_lora` adds, for trainers that add it themselves; same arguments, same errors."""
+    from peft import LoraConfig, TaskType
 
     if r < 1 or alpha <= 0:
         raise ConfigError(
@@ -59,13 +69,12 @@ def add_lora(
                     f"{unknown_name('LoRA target module', target, known)} Nothing would be adapted there. "
                     "Name linear modules of this model, or use all-linear."
                 )
-    config = LoraConfig(
+    return LoraConfig(
         r=r,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]
         target_modules=targets,
         task_type=TaskType.CAUSAL_LM,
     )
-    return cast("PreTrainedModel", get_peft_model(model, config))
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:

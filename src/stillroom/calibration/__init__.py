@@ -1,0 +1,1 @@
+"""Calibration: a teacher's distillability, turned up or down."""

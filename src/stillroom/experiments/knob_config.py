@@ -1,0 +1,86 @@
+"""What `stillroom knob` can be asked; apart from the experiment, so that help costs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stillroom.config import (
+    CalibrateConfig,
+    DataSpec,
+    DistillConfig,
+    LoraSpec,
+    ModelSpec,
+    PromptSpec,
+    SamplingSpec,
+    ScoreSpec,
+    StudentSpec,
+    TrainSpec,
+    TuneSpec,
+)
+from stillroom.config.checks import require
+from stillroom.errors import ConfigError, unknown_name
+
+METHODS = ("sft", "sequence_kd", "forward_kl", "top_k_forward_kl", "reverse_kl", "gkd")
+"""Ways to learn from a teacher, in the order of the table; what each means stands in `experiments.knob`."""
+
+
+@dataclass(frozen=True)
+class KnobConfig:
+    """Calibrate a teacher both ways, distil from each, and compare the students."""
+
+    output_dir: str = "runs/knob"
+    """Folder of the grid; each cell gets a folder named by the hash of its config."""
+    calibrate: CalibrateConfig = field(
+        default_factory=lambda: CalibrateConfig(
+            teacher=ModelSpec("pocket:chars-teacher"),
+            proxy=ModelSpec("pocket:chars-proxy"),
+            data=PromptSpec(tasks=("pocket/chains",)),
+            lora=LoraSpec(r=16),
+            train=TuneSpec(max_steps=40, max_completion_length=40, learning_rate=1e-3),
+        )
+    )
+    """How teachers are calibrated; mode, strength, sign, seed and folder are set for each cell."""
+    distill: DistillConfig = field(
+        default_factory=lambda: DistillConfig(
+            teacher=ModelSpec("pocket:chars-teacher"),
+            student=StudentSpec(path="pocket:chars-student"),
+            data=DataSpec(tasks=("pocket/chains",), completions="teacher", max_rows=4096, heldout_rows=64),
+            sampling=SamplingSpec(max_completion_length=40, batch_size=256),
+            train=TrainSpec(
+                max_steps=100,
+                learning_rate=4e-3,
+                per_device_train_batch_size=64,
+                warmup_steps=5,
+                save_steps=10_000,
+            ),
+            score=ScoreSpec(tasks=("pocket/chains",), max_examples=1000, start=False),
+        )
+    )
+    """How students are made; teacher, loss, policy mix, seed and folder are set for each cell."""
+    strengths: tuple[float, ...] = (1.0,)
+    """Of the calibrated teachers, both ways; the first is the default that the primary comparison uses."""
+    methods: tuple[str, ...] = METHODS
+    """Ways to learn from a teacher; the first cells run are those of `primary`."""
+    primary: str = "forward_kl"
+    """The method of the one comparison that was fixed beforehand."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    """One chain each: the calibration's seed is the student's seed."""
+    controls: bool = True
+    """Also teachers with strength 0 and with random signs, and students without a teacher."""
+
+    def __post_init__(self) -> None:
+        for method in (*self.methods, self.primary):
+            if method not in METHODS:
+                raise ConfigError(unknown_name("method", method, METHODS))
+        require(
+            len(set(self.seeds)) == len(self.seeds) >= 2,
+            f"seeds={list(self.seeds)}",
+            "the interval is over seeds, so there must be two or more, each once",
+            "Give for instance --seeds 0,1,2.",
+        )
+        require(
+            bool(self.strengths) and all(s > 0 for s in self.strengths),
+            f"strengths={list(self.strengths)}",
+            "strength 0 is among the controls already",
+            "Give strengths above 0.",
+        )
