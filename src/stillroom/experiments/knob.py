@@ -191,7 +191,8 @@ def knob(config: KnobConfig, options: Options) -> dict[str, Estimate]:
         StillroomError: one of its leaves, of the first run that it concerns.
     """
     console = make_console(quiet=options.quiet)
-    run = Run.prepare(config.output_dir, command="knob", config=config, resume=options.resume)
+    whole = replace(config, only_seeds=())
+    run = Run.prepare(config.output_dir, command="knob", config=whole, resume=options.resume)
     grid = Grid(config)
     cells = list(grid.cells())
     if options.dry_run:
@@ -203,6 +204,8 @@ def knob(config: KnobConfig, options: Options) -> dict[str, Estimate]:
     done: list[Done] = []
     began, new = time.monotonic(), 0
     for number, cell in enumerate(cells, 1):
+        if config.only_seeds and cell.seed not in config.only_seeds:
+            continue
         known = read_cell(grid, cell)
         if known is None:
             run_cell(grid, cell)
@@ -211,6 +214,9 @@ def knob(config: KnobConfig, options: Options) -> dict[str, Estimate]:
             console.print(f"{number}/{len(cells)} {_said(cell, known)}; at most {left / 60:.0f} min left")
         assert known is not None
         done.append(Done(cell.kind, cell.teacher, cell.method, cell.seed, known))
+    if config.only_seeds:
+        console.print(f"the cells of seeds {', '.join(map(str, config.only_seeds))} are done: {len(done)}")
+        return {}
     figures = figures_of(done, config.primary)
     run.write_results(figures, seeds=list(config.seeds), cells=len(cells))
     show(console, done, figures)

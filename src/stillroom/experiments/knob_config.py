@@ -65,6 +65,8 @@ class KnobConfig:
     """The method of the one comparison that was fixed beforehand."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     """One chain each: the calibration's seed is the student's seed."""
+    only_seeds: tuple[int, ...] = ()
+    """Run the cells of these seeds and stop: to spread a grid over processes or machines that share a folder."""
     controls: bool = True
     """Also teachers with strength 0 and with random signs, and students without a teacher."""
 
@@ -77,6 +79,12 @@ class KnobConfig:
             f"seeds={list(self.seeds)}",
             "the interval is over seeds, so there must be two or more, each once",
             "Give for instance --seeds 0,1,2.",
+        )
+        require(
+            set(self.only_seeds) <= set(self.seeds),
+            f"only_seeds={list(self.only_seeds)} with seeds={list(self.seeds)}",
+            "a seed that is not in the grid has no cells",
+            "Give some of the grid's own seeds.",
         )
         require(
             bool(self.strengths) and all(s > 0 for s in self.strengths),
