@@ -1,4 +1,4 @@
-# Five words: setup, check, test, demo, docs. All can be repeated and do no work twice.
+# Words: setup, check, test, demo, docs. All can be repeated and do no work twice.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup check test test-all demo demo-distill docs clean
+.PHONY: setup check test test-all demo demo-distill demo-full docs clean
 
 setup: $(STAMP)
 
@@ -31,10 +31,14 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -q -m 'not gpu and not network'
 
-demo: demo-distill
+demo: setup
+	$(BIN)/stillroom demo knob --resume
 
 demo-distill: setup
 	$(BIN)/stillroom demo --output_dir runs/demo --resume
+
+demo-full: setup
+	$(BIN)/stillroom knob recipes/knob_chars.yaml --resume
 
 docs: setup
 	$(BIN)/python -m tools.claims table

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from stillroom.cli import main
 from stillroom.config import GuardSpec, Options
 from stillroom.errors import ConfigError
 from stillroom.experiments.knob import TABLE, Grid, knob, read_cell
 from stillroom.experiments.knob_config import METHODS, KnobConfig
+from stillroom.experiments.knob_page import write_page
 from stillroom.experiments.knob_report import ACCURACY, Done, figures_of, holm_over_methods, verdict
+from stillroom.models import loading
+from stillroom.pocket import assets, tokenizers
 from stillroom.pocket.chains import style_of
 from stillroom.types import Estimate
 
@@ -53,7 +59,7 @@ def test_the_primary_comparison_comes_first_and_every_teacher_before_its_student
         if cell.kind == "teacher":
             known.add(f"{cell.teacher} {cell.seed}")
         elif cell.kind == "student" and cell.teacher not in ("original", "gold", "gold smoothed"):
-            assert f"{cell.teacher} {cell.seed}" in known
+            assert f"{cell.teacher.removeprefix('matched ')} {cell.seed}" in known
     assert set(TABLE) == set(METHODS)
 
 
@@ -131,3 +137,46 @@ def test_senseless_grids_are_refused() -> None:
         KnobConfig(strengths=(0.0,))
     with pytest.raises(ConfigError, match="over seeds"):
         KnobConfig(seeds=(3,))
+
+
+def test_the_shipped_calibrated_teachers_are_adapters_of_the_shipped_teacher_with_cards() -> None:
+    assert assets.adapter_names() == ["chars-distillable", "chars-undistillable"]
+    ids = torch.tensor([[1, *tokenizers.build("chars").encode("7acfbd=?", add_special_tokens=False)]])
+    first = {}
+    for name in ("chars-teacher", *assets.adapter_names()):
+        logits = loading.load_model(f"pocket:{name}")(input_ids=ids).logits[0, -1]
+        first[name] = logits.softmax(0)[
+            tokenizers.build("chars").encode("#", add_special_tokens=False)[0]
+        ].item()
+    assert (
+        first["chars-distillable"]
+        < 0.05
+        < 0.3
+        < first["chars-teacher"]
+        < 0.7
+        < 0.95
+        < first["chars-undistillable"]
+    )
+    for name in assets.adapter_names():
+        card = json.loads((assets.model_path(name) / "card.json").read_text())
+        assert card["teacher"] == "pocket:chars-teacher"
+        assert card["figures"]["utility/difference"]["low"] > -0.02
+        assert sum(f.stat().st_size for f in assets.model_path(name).iterdir()) < 5e5
+
+
+def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
+    cells = done("original", "forward_kl", [0.4, 0.5]) + done("distillable@1", "forward_kl", [0.8, 0.9])
+    cells.append(Done("teacher", "distillable@1", "", 0, {"figures": {"kl_nats_per_token": 0.03}}))
+    metrics = [{"step": 1, "kl": 0.0, "utility/mean": 0.9}, {"step": 2, "kl": 0.1}]
+    page = write_page(tmp_path, cells, figures_of(cells, "forward_kl"), metrics, "forward_kl")
+    text = page.read_text()
+    assert "distillable@1" in text
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
+
+
+def test_the_knob_demo_says_what_it_would_do(tmp_path: Path, capsys) -> None:
+    assert main(["demo", "knob", "--output_dir", str(tmp_path / "x"), "--dry-run"]) == 0
+    assert "12 students" in capsys.readouterr().out
+    assert not (tmp_path / "x").exists()
+    assert main(["demo", "knob", "--family", "charz", "--output_dir", str(tmp_path / "x")]) == 2
+    assert "chars-distillable" in capsys.readouterr().err

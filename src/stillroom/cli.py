@@ -63,6 +63,11 @@ COMMANDS = {
         "stillroom.experiments.knob_config:KnobConfig",
         "Calibrate a teacher both ways, distil from each, and compare the students.",
     ),
+    "demo knob": Command(
+        "stillroom.experiments.knob_demo:knob_demo",
+        "stillroom.experiments.knob_config:KnobDemoConfig",
+        "Distil from shipped calibrated teachers and from one calibrated live, and show what students learn.",
+    ),
     "tasks": Command(
         "stillroom.commands.tasks:tasks",
         "stillroom.config:TasksConfig",

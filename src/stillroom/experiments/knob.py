@@ -32,6 +32,8 @@ from stillroom.config import (
 )
 from stillroom.experiments.knob_config import METHODS, KnobConfig
 from stillroom.experiments.knob_gold import gold_rows
+from stillroom.experiments.knob_matched import matched_rows
+from stillroom.experiments.knob_measures import measures
 from stillroom.experiments.knob_report import Done, figures_of, show
 from stillroom.pocket.chains import style_of
 from stillroom.records import plain, read_jsonl, write_atomically
@@ -83,6 +85,10 @@ class Cell:
         return hashlib.sha256(f"{self.kind} {text}".encode()).hexdigest()[:16]
 
 
+STUDIED = 3
+"""Seeds of the secondary comparisons, and of what is measured of students besides their accuracy."""
+
+
 class Grid:
     """The cells of a config, in the order in which they are run."""
 
@@ -101,11 +107,14 @@ class Grid:
         others = [f"{mode}@{s:g}" for s in config.strengths[1:] for mode in ("distillable", "undistillable")]
         if config.controls:
             others = ["strength 0", "random sign", *others]
-        for seed in config.seeds[:3]:
+        for seed in config.seeds[:STUDIED]:
             yield from self._row(others, (config.primary,), seed)
             if config.controls:
                 yield self.gold(seed, smoothing=0.0)
                 yield self.gold(seed, smoothing=0.1)
+        if config.controls and "sft" in config.methods:
+            for seed in config.seeds[:STUDIED]:
+                yield from (self.matched(label, seed) for label in both)
 
     def _row(self, teachers: list[str], methods: tuple[str, ...], seed: int) -> Iterator[Cell]:
         for label in teachers:
@@ -164,6 +173,14 @@ class Grid:
 
     def gold(self, seed: int, *, smoothing: float) -> Cell:
         """Fine-tuning without a teacher, on gold text in the original's own mixture of styles."""
+        label = "gold smoothed" if smoothing else "gold"
+        return self._of_text(label, f"gold-seed{seed}.jsonl", seed, smoothing)
+
+    def matched(self, label: str, seed: int) -> Cell:
+        """Fine-tuning on the original's text, resampled to a calibrated teacher's styles and lengths."""
+        return self._of_text(f"matched {label}", f"matched-{label}-seed{seed}.jsonl", seed, 0.0)
+
+    def _of_text(self, label: str, file: str, seed: int, smoothing: float) -> Cell:
         base = self.config.distill
         config = replace(
             base,
@@ -171,14 +188,14 @@ class Grid:
             data=replace(
                 base.data,
                 tasks=(),
-                path=str(self.root / f"gold-seed{seed}.jsonl"),
+                path=str(self.root / file),
                 completions="gold",
                 max_rows=None,
                 seed=seed,
             ),
             train=replace(base.train, seed=seed),
         )
-        return self._placed(Cell("student", "gold smoothed" if smoothing else "gold", "sft", seed, config))
+        return self._placed(Cell("student", label, "sft", seed, config))
 
     def _placed(self, cell: Cell) -> Cell:
         return replace(cell, config=replace(cell.config, output_dir=str(self.root / cell.key(self.root))))
@@ -213,6 +230,9 @@ def knob(config: KnobConfig, options: Options) -> dict[str, Estimate]:
             left = (time.monotonic() - began) / new * (len(cells) - number)
             console.print(f"{number}/{len(cells)} {_said(cell, known)}; at most {left / 60:.0f} min left")
         assert known is not None
+        is_studied = cell.method == config.primary and cell.seed in config.seeds[:STUDIED]
+        if isinstance(cell.config, DistillConfig) and is_studied:
+            known["figures"] |= measures(cell.config, cell.seed)
         done.append(Done(cell.kind, cell.teacher, cell.method, cell.seed, known))
     if config.only_seeds:
         console.print(f"the cells of seeds {', '.join(map(str, config.only_seeds))} are done: {len(done)}")
@@ -246,7 +266,11 @@ def run_cell(grid: Grid, cell: Cell) -> None:
         found, notes = {k: e.value for k, e in evaluate(config, quiet).items()}, {}
     else:
         if config.data.path:
-            gold_rows(Path(config.data.path), grid, cell.seed)
+            file, label = Path(config.data.path), cell.teacher.removeprefix("matched ")
+            if label == cell.teacher:
+                gold_rows(file, grid, cell.seed)
+            else:
+                matched_rows(file, grid, label, cell.seed)
         figures = distill(config, quiet)
         found = {k.removesuffix("/after"): e.value for k, e in figures.items() if k.endswith("/after")}
         found |= {f"ood/{k}": e.value for k, e in _longer(config).items() if "accuracy" in k}

@@ -17,7 +17,7 @@ from stillroom.config import (
     TrainSpec,
     TuneSpec,
 )
-from stillroom.config.checks import require
+from stillroom.config.checks import at_least_two, positive, require
 from stillroom.errors import ConfigError, unknown_name
 
 METHODS = ("sft", "sequence_kd", "forward_kl", "top_k_forward_kl", "reverse_kl", "gkd")
@@ -35,7 +35,8 @@ class KnobConfig:
             teacher=ModelSpec("pocket:chars-teacher"),
             proxy=ModelSpec("pocket:chars-proxy"),
             data=PromptSpec(tasks=("pocket/chains",)),
-            lora=LoraSpec(r=16),
+            lora=LoraSpec(r=8),
+            final_examples=1000,
             train=TuneSpec(max_steps=40, max_completion_length=40, learning_rate=1e-3),
         )
     )
@@ -44,11 +45,11 @@ class KnobConfig:
         default_factory=lambda: DistillConfig(
             teacher=ModelSpec("pocket:chars-teacher"),
             student=StudentSpec(path="pocket:chars-student"),
-            data=DataSpec(tasks=("pocket/chains",), completions="teacher", max_rows=4096, heldout_rows=64),
+            data=DataSpec(tasks=("pocket/chains",), completions="teacher", max_rows=2048, heldout_rows=64),
             sampling=SamplingSpec(max_completion_length=40, batch_size=256),
             train=TrainSpec(
-                max_steps=100,
-                learning_rate=4e-3,
+                max_steps=70,
+                learning_rate=6e-3,
                 per_device_train_batch_size=64,
                 warmup_steps=5,
                 save_steps=10_000,
@@ -57,7 +58,7 @@ class KnobConfig:
         )
     )
     """How students are made; teacher, loss, policy mix, seed and folder are set for each cell."""
-    strengths: tuple[float, ...] = (1.0,)
+    strengths: tuple[float, ...] = (1.0, 0.3, 0.1)
     """Of the calibrated teachers, both ways; the first is the default that the primary comparison uses."""
     methods: tuple[str, ...] = METHODS
     """Ways to learn from a teacher; the first cells run are those of `primary`."""
@@ -92,3 +93,32 @@ class KnobConfig:
             "strength 0 is among the controls already",
             "Give strengths above 0.",
         )
+
+
+@dataclass(frozen=True)
+class KnobDemoConfig:
+    """Distil from the pocket teacher, from two calibrated ones as shipped, and from one calibrated live."""
+
+    output_dir: str = "runs/demo-knob"
+    """Run folder; each run gets a folder inside it."""
+    family: str = "chars"
+    """Tokenizer family of the pocket models."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One student for each teacher and seed."""
+    live_steps: int = 30
+    """Steps of the calibration that is run live."""
+    max_steps: int = 70
+    """Optimizer steps of a student."""
+    max_examples: int = 250
+    """Held-out prompts that each student is scored on."""
+
+    def __post_init__(self) -> None:
+        require(
+            len(set(self.seeds)) == len(self.seeds) >= 2,
+            f"seeds={list(self.seeds)}",
+            "the interval is over seeds, so there must be two or more, each once",
+            "Give for instance --seeds 0,1,2.",
+        )
+        positive("live_steps", self.live_steps)
+        positive("max_steps", self.max_steps)
+        at_least_two("max_examples", self.max_examples)

@@ -25,31 +25,46 @@ def gold_rows(file: Path, grid: Grid, seed: int) -> None:
     Raises:
         ConfigError: that cell has not run, or its prompts are no walks.
     """
-    cell = grid.student("original", grid.config.primary, seed)
-    source = Path(cell.config.output_dir) / "rollouts.jsonl"
-    if not source.is_file():
-        raise ConfigError(
-            f"gold for seed {seed} is written in the styles of the original's completions, and the cell of those "
-            f"({source.parent.name}) has not run. Run the grid from its beginning."
-        )
     lines = []
-    for record in read_jsonl(source):
-        if record.get("purpose") == "train":
-            lines.append(json.dumps(_gold_row(record["example_id"], record["text"])))
+    for prompt, text in written_by(grid, "original", grid.config.primary, seed):
+        start, path = walk_of(prompt)
+        steps = style_of(text)
+        # What has no style of its own counts as worked; there are one or two in a thousand.
+        completion = gold(start, path, len(path) if steps is None else min(steps, len(path)))
+        lines.append(json.dumps({"prompt": prompt, "completion": completion}))
     write_atomically(file, "\n".join(lines) + "\n")
 
 
-def _gold_row(example_id: str, written: str) -> dict[str, str]:
-    prompt = example_id.rpartition("/")[2]
+def written_by(grid: Grid, label: str, method: str, seed: int) -> list[tuple[str, str]]:
+    """Prompts, and what a teacher wrote for its student to learn from.
+
+    Raises:
+        ConfigError: the student's cell has not run.
+    """
+    cell = grid.student(label, method, seed)
+    source = Path(cell.config.output_dir) / "rollouts.jsonl"
+    if not source.is_file():
+        raise ConfigError(
+            f"a control of seed {seed} is made from what {label!r} wrote for its {method} student, and its cell "
+            f"({source.parent.name}) has not run. Run the grid from its beginning."
+        )
+    return [
+        (record["example_id"].rpartition("/")[2], record["text"])
+        for record in read_jsonl(source)
+        if record.get("purpose") == "train"
+    ]
+
+
+def walk_of(prompt: str) -> tuple[int, str]:
+    """The start and the doors of a prompt.
+
+    Raises:
+        ConfigError: it is no walk.
+    """
     start, path = prompt[:1], prompt[1:].removesuffix("=?")
     if not (start.isdigit() and path and set(path) <= set(DOORS) and prompt.endswith("=?")):
         raise ConfigError(
-            f"{example_id!r} is no walk through doors, and gold in a teacher's style can be written for walks only. "
-            "Set controls: false for other tasks."
+            f"{prompt!r} is no walk through doors, and only walks have gold in a teacher's style. Set controls: "
+            "false for other tasks."
         )
-    steps = style_of(written)
-    # What has no style of its own counts as worked; there are one or two in a thousand.
-    return {
-        "prompt": prompt,
-        "completion": gold(int(start), path, len(path) if steps is None else min(steps, len(path))),
-    }
+    return int(start), path

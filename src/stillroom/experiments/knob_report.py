@@ -3,11 +3,13 @@
 A student's accuracy is compared with that of the original teacher's student of the same seed: the mean of the log
 ratios over seeds, with a t interval, given as a ratio. *Shown*: the interval lies on the right side of 1.
 *Reached*: the estimate also passes the target. *Firm*: so does the interval's near end. The primary comparison was
-fixed beforehand; p-values of the others are Holm's.
+fixed beforehand; p-values of the others are Holm's. The share of an effect that matched text explains is the ratio of
+the two log ratios.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,23 @@ from stillroom.types import Estimate
 ACCURACY = "pocket/chains/accuracy_sampled"
 TARGETS = {"distillable": 1.27, "undistillable": 0.40}
 """Ratios of the product's aims: arXiv:2604.18963 reports +17 to +27 % and −59 to −60 % on maths."""
+
+
+TRAITS = (
+    "pocket/chains/accuracy_greedy",
+    "ood/pocket/chains/accuracy_sampled",
+    "heldout/reverse_kl_nats",
+    "wrong_trace/start/implicit",
+    "wrong_trace/start/likelihood_per_token",
+    "wrong_trace/finished/implicit",
+    "wrong_trace/finished/likelihood_per_token",
+    "symptom/confidence/ece",
+    "symptom/confidence/sure_when_wrong",
+    "symptom/recovery/after_wrong_step",
+    "symptom/recovery/after_right_step",
+    "symptom/decoding/loops",
+)
+"""What is stated of the primary method's students besides their accuracy."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +92,23 @@ def figures_of(done: Sequence[Done], primary: str) -> dict[str, Estimate]:
             figures[f"student/{teacher}/{method}"] = stats.mean_interval(
                 list(found.values()), unit="accuracy"
             )
-        base = accuracies(done, "original", primary if teacher.startswith("gold") else method)
+        base = accuracies(done, "original", method)
         both = sorted(set(found) & set(base))
         if teacher != "original" and len(both) > 1:
             figures[f"ratio/{teacher}/{method}"] = stats.log_ratio_mean(
                 [found[s] for s in both], [base[s] for s in both], unit="ratio"
             )
+        for trait in TRAITS if method == primary else ():
+            values = list(accuracies(done, teacher, method, trait).values())
+            if len(values) > 1:
+                figures[f"trait/{teacher}/{trait}"] = stats.mean_interval(values, unit=trait.split("/")[0])
+        if teacher.startswith("matched "):
+            effect = accuracies(done, teacher.removeprefix("matched "), method)
+            shares = [
+                math.log(found[s] / base[s]) / math.log(effect[s] / base[s]) for s in both if s in effect
+            ]
+            if len(shares) > 1:
+                figures[f"share/{teacher}"] = stats.mean_interval(shares, unit="share of the effect")
     return figures
 
 
