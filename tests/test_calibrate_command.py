@@ -146,8 +146,8 @@ def test_a_run_that_is_resumed_ends_with_the_weights_of_one_that_was_not(
 ) -> None:
     part = tmp_path / "part"
     shutil.copytree(finished, part)
-    for name in ("results.json", "good.safetensors"):
-        (part / name).unlink()
+    (part / "results.json").unlink()
+    (part / "good" / "step-4.safetensors").unlink()
     for name in ("teacher", "merged", "checkpoints/checkpoint-4"):
         shutil.rmtree(part / name)
     config_file = part / "config.yaml"
@@ -244,7 +244,7 @@ def teacher_with(tmp_path: Path, factor: float) -> str:
 
 
 def test_a_teacher_with_one_answer_to_everything_has_nothing_to_calibrate(tmp_path: Path) -> None:
-    made = config(tmp_path / "run", teacher=ModelSpec(teacher_with(tmp_path, 200.0)))
+    made = config(tmp_path / "run", teacher=ModelSpec(teacher_with(tmp_path, 1e5)))
     refused(made, "nothing to calibrate")
     calibrate(
         replace(made, strength=0.0, train=replace(made.train, max_steps=1)), QUIET

@@ -47,14 +47,19 @@ def written(text: str = "", *, ended: bool = True, name: str = "e", score: float
 
 @pytest.mark.parametrize(
     ("normalisation", "right"),
-    [("sequence", -6.0 + 2.0), ("token", -6.0 / 4 + 2.0 / 2), ("byte", (-6.0 + 2.0) / (3 + 1))],
+    [("sequence", -6.0 + 2.0), ("token", (-6.0 + 2.0) / 2), ("byte", (-6.0 + 2.0) / (3 + 1))],
 )
-def test_the_log_ratio_is_taken_per_sequence_per_own_token_or_per_byte_and_end(normalisation, right) -> None:
+def test_the_log_ratio_is_taken_per_sequence_per_token_of_the_policy_or_per_byte_and_end(
+    normalisation, right
+) -> None:
     scores = Scores(
         [token_scores(-0.5, -1.5, num_bytes=3)], [token_scores(-1.0, -2.0, -0.5, -2.5, num_bytes=3)]
     )
     spec = RewardSpec("log_ratio", normalisation)
     assert calibration_reward([written("abc")], [scores], spec) == [pytest.approx(right)]
+    # One probability of the text, cut into other tokens: no reward, whatever the unit.
+    equal = Scores([token_scores(-1.0, -2.0, num_bytes=3)], [token_scores(-0.5, -1.0, -1.5, num_bytes=3)])
+    assert calibration_reward([written("abc")], [equal], spec) == [0.0]
 
 
 @pytest.mark.parametrize("normalisation", NORMALISATIONS)

@@ -315,6 +315,22 @@ def test_holm_keeps_the_family_error_where_raw_p_values_do_not():
     assert np.mean(p.min(axis=1) < 0.05) > 0.2
 
 
+def test_spearman_is_scipys_with_fishers_interval():
+    rng = np.random.default_rng(13)
+    for _ in range(20):
+        x, y = rng.integers(0, 6, 12), rng.integers(0, 6, 12)
+        estimate, rho = stats.spearman(x, y), scipy.stats.spearmanr(x, y).statistic
+        assert estimate.value == pytest.approx(rho)
+        half = scipy.stats.norm.ppf(0.975) * math.sqrt((1 + rho**2 / 2) / 9)
+        assert (estimate.low, estimate.high) == pytest.approx(
+            (math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half))
+        )
+    assert stats.spearman([1, 2, 3, 4], [2, 3, 5, 9]).low == 1.0
+    for x, y in (([1, 2, 3], [1, 2, 3]), ([1, 1, 1, 1], [1, 2, 3, 4])):
+        with pytest.raises(DataError, match="says nothing"):
+            stats.spearman(x, y)
+
+
 def test_a_standard_error_from_elsewhere_becomes_a_normal_interval():
     estimate = stats.normal_interval(0.5, 0.1, 0.9, n=25, unit="x", source="lm-eval")
     assert (estimate.low, estimate.high) == pytest.approx(scipy.stats.norm.interval(0.9, 0.5, 0.1))

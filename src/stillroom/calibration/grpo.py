@@ -94,6 +94,9 @@ def arguments(config: CalibrateConfig, folder: Path, *, world_size: int, show_ba
         save_total_limit=None,  # ours removes an old checkpoint only when a newer one is whole
         restore_callback_states_from_checkpoint=False,  # the guard takes over its state by itself
         report_to=[],
+        model_init_kwargs={
+            "revision": config.teacher.revision or "main"
+        },  # of the anchor, where it is a model of its own
         disable_tqdm=not show_bar,
     )
 

@@ -2,8 +2,9 @@
 
 Every few steps the policy answers held-out prompts. Above the floor its weights are kept as good; below it they
 are put back to the last good ones and training ends, so what is saved is always the furthest that stayed above. The
-budget is spent by the trainer's own estimate (k3 on the training completions, the mean of a few steps); when it is
-used up the policy is measured once more, and may still be rolled back.
+budget is watched through the trainer's own estimate (k3 on the training completions, the mean of a few steps), which
+lags behind a policy that moves fast: training stops soon after the budget, not before it. Then the policy is measured
+once more, and may still be rolled back; what it has really spent is the exact KL among the figures.
 
 What the guard knows travels with the trainer's checkpoints. All processes measure the same prompts with the same
 keyed noise, so all of them decide alike.
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -69,6 +72,8 @@ class GuardCallback(TrainerCallback, ExportableState):
         restore_good: puts the last good weights back; called with their step.
         report: takes figures for the log, and the step.
         original: measurement of the original teacher.
+        expects_kl: whether every log line of a step must state a KL (there is an anchor).
+        forget_good: drops kept weights of steps before the given one; called once no checkpoint needs them.
     """
 
     def __init__(
@@ -85,12 +90,15 @@ class GuardCallback(TrainerCallback, ExportableState):
         restore_good: Callable[[int], None],
         report: Callable[[dict[str, float], int], None],
         original: GuardReading,
+        expects_kl: bool = True,
+        forget_good: Callable[[int], None] = lambda step: None,
     ) -> None:
         check_thresholds(thresholds)
         self.every_steps, self.floor_points, self.kl_budget = every_steps, floor_points, kl_budget
         self.on_breach, self.on_alarm, self.thresholds = on_breach, on_alarm, thresholds
         self.measure, self.save_good, self.restore_good = measure, save_good, restore_good
         self.report, self.original = report, original
+        self.expects_kl, self.forget_good = expects_kl, forget_good
         self.stop_reason = ""
         self.last_good_step = 0
         self.last_measured_step = 0
@@ -122,10 +130,10 @@ class GuardCallback(TrainerCallback, ExportableState):
         **_: object,
     ) -> None:
         """Take the step's KL; the log line comes after the step's end, so a spent budget is seen here."""
-        kl = (logs or {}).get("kl")
-        if kl is None or self.stop_reason:
+        if "loss" not in (logs or {}) or self.stop_reason or not self.expects_kl:
             return
-        if not math.isfinite(kl):
+        kl = (logs or {}).get("kl")
+        if kl is None or not math.isfinite(kl):  # the trainer logs None for NaN
             raise StillroomError(
                 f"the KL to the original is {kl} at step {state.global_step}: the logits of one of them are "
                 "not finite. Lower train.learning_rate."
@@ -138,6 +146,12 @@ class GuardCallback(TrainerCallback, ExportableState):
             if not self.stop_reason:
                 self.stop_reason = "kl_budget"
             control.should_training_stop = True
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """The checkpoint that is being written knows of no good weights older than these."""
+        self.forget_good(self.last_good_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -173,7 +187,9 @@ class GuardCallback(TrainerCallback, ExportableState):
             if sentence.split(":")[0] not in known:
                 logger.warning("step %d: %s", step, sentence)
         self.alarms += [{"step": step, "alarm": sentence} for sentence in sounding]
-        breached = difference.value < -self.floor_points / 100
+        # Processes measure alike but for the last bit, which must not send them on different ways.
+        breached = _first_worker_says(difference.value < -self.floor_points / 100)
+        is_loud = _first_worker_says(bool(sounding))
         if breached:
             self.breaches.append({"step": step, "utility_difference": difference.value})
             logger.warning(
@@ -181,8 +197,8 @@ class GuardCallback(TrainerCallback, ExportableState):
             )
         if breached and self.on_breach == "roll_back":
             self._go_back("floor", control)
-        elif sounding and self.on_alarm == "stop":
-            self._go_back(f"alarm: {sounding[0]}", control)
+        elif is_loud and self.on_alarm == "stop":
+            self._go_back(f"alarm: {sounding[0] if sounding else 'seen by the first worker'}", control)
         else:
             self.last_good_step = step
             self.save_good(step)
@@ -201,3 +217,13 @@ class GuardCallback(TrainerCallback, ExportableState):
             "breaches": self.breaches,
             "history": self.history,
         }
+
+
+def _first_worker_says(answer: bool) -> bool:
+    """The first process's answer, in all of them."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return answer
+    told = torch.tensor([int(answer)], device=state.device)
+    torch.distributed.broadcast(told, src=0)
+    return bool(told.item())

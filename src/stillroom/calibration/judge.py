@@ -7,6 +7,7 @@ normalised in its group (unless GDPO is asked for, which does that itself). Raw 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,12 @@ class Judge:
         rows = self._read(completion_ids, example_id)
         raw = self.raw(rows)
         gated = gate(raw, rows, on_correct=self.spec.gate == "correct")
+        for value, row in zip(raw, rows, strict=True):
+            if value is not None and not math.isfinite(value):
+                raise StillroomError(
+                    f"the calibration reward of a completion of {row.example_id!r} is {value}; the trainer would take "
+                    "it for no reward and go on. Check the proxy's weights."
+                )
         log_metric(f"calibration/{self.spec.name}", _mean(raw))
         log_metric("calibration/rewarded", _mean([float(value is not None) for value in gated]))
         values = gated

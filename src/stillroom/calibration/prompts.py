@@ -47,7 +47,7 @@ def select(config: CalibrateConfig) -> Selection:
     places = train.max_steps * train.prompts_per_step
     share = -(-places // len(data.tasks))
     passes: list[Chosen] = []
-    guard: Chosen = []
+    guards: list[Chosen] = []
     stated: Chosen = []
     for name in data.tasks:
         task = load_task(name, data.data_dir)
@@ -69,13 +69,11 @@ def select(config: CalibrateConfig) -> Selection:
         passes.append([(task, example) for example in _repeated(task_examples, share, train.seed)])
         wanted = config.guard.max_examples + config.final_examples
         held = select_examples(task, spec.test_split, wanted, seed=seeds.key(train.seed, "calibrate/heldout"))
-        guard += [(task, example) for example in held[:: max(1, wanted // config.guard.max_examples)]][
-            : config.guard.max_examples
-        ]
-        known = {example.id for _, example in guard}
-        stated += [(task, example) for example in held if example.id not in known]
+        guards.append([(task, example) for example in held[: config.guard.max_examples]])
+        stated += [(task, example) for example in held[config.guard.max_examples :]]
     in_turn = [one for ones in zip(*passes, strict=True) for one in ones]
-    return Selection(in_turn[:places], guard, stated)
+    watched = [one for ones in zip(*guards, strict=True) for one in ones]  # tasks in turn, as in training
+    return Selection(in_turn[:places], watched, stated)
 
 
 def _some(task: Task, split: str, limit: int, seed: int) -> list[Example]:

@@ -65,11 +65,12 @@ def log_ratio(rows: Sequence[Written], scores: Scores, spec: RewardSpec) -> Valu
     """How much likelier the proxy finds a text than the policy that wrote it, in nats.
 
     ``log π_proxy(y) − log π_policy(y)``, each over its own tokens and its own end token; with
-    ``spec.normalisation`` ``sequence`` as it stands, ``token`` as the difference of the two means per token,
-    ``byte`` divided by the UTF-8 bytes of the text and one more for the end token.
+    ``spec.normalisation`` ``sequence`` as it stands, ``token`` divided by the number of the *policy's* tokens (each
+    side by its own would compare units, and not models, where tokenizers differ), ``byte`` by the UTF-8 bytes of
+    the text and one more for the end token.
 
-    Exactly 0 if both are one model. The sequence's mean over texts of the policy is −KL(policy‖proxy), and its
-    policy gradient that of −KL.
+    Exactly 0 if both give the text one probability. The sequence's mean over texts of the policy is
+    −KL(policy‖proxy), and its policy gradient that of −KL.
 
     Reference:
         arXiv:2604.18963, eqs. 7-10.
@@ -82,11 +83,8 @@ def log_ratio(rows: Sequence[Written], scores: Scores, spec: RewardSpec) -> Valu
             values.append(None)
             continue
         log_policy, log_proxy = _nats(row, policy, "the policy"), _nats(row, proxy, "the proxy")
-        if spec.normalisation == "token":
-            values.append(log_proxy / len(proxy.logprobs) - log_policy / len(policy.logprobs))
-        else:
-            units = policy.num_bytes + 1 if spec.normalisation == "byte" else 1
-            values.append((log_proxy - log_policy) / units)
+        units = {"sequence": 1, "token": len(policy.logprobs), "byte": policy.num_bytes + 1}
+        values.append((log_proxy - log_policy) / units[spec.normalisation])
     return values
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 from safetensors.torch import load_file, save_file
@@ -42,7 +42,9 @@ from stillroom.commands.calibration_parts import (
 from stillroom.commands.checks import refuse_output_inside_models
 from stillroom.commands.display import RunCallback, figures_table, make_console
 from stillroom.config import CalibrateConfig, Options
+from stillroom.config.calibration import preset_values
 from stillroom.data.rendering import end_ids
+from stillroom.errors import ConfigError
 from stillroom.models import loading, lora
 from stillroom.records import disk_errors, plain
 from stillroom.runs import Run
@@ -55,8 +57,8 @@ if TYPE_CHECKING:
     from stillroom.calibration.guards import GuardReading
 
 CHECKPOINTS = "checkpoints"
-GOOD = "good.safetensors"
-"""Trained weights at the last measurement above the floor."""
+GOOD = "good"
+"""Folder of the trained weights at measurements above the floor, by step; what no checkpoint needs is removed."""
 
 
 def calibrate(config: CalibrateConfig, options: Options) -> dict[str, Estimate]:
@@ -68,11 +70,14 @@ def calibrate(config: CalibrateConfig, options: Options) -> dict[str, Estimate]:
     proxies = (config.proxy.path, *config.more_proxies)
     models = {"teacher": config.teacher.path} | {f"proxy {i}": path for i, path in enumerate(proxies)}
     refuse_output_inside_models(config.output_dir, models)
+    set_by_preset = preset_values(config)
     run = Run.prepare(config.output_dir, command="calibrate", config=config, resume=options.resume)
     console = make_console(quiet=options.quiet or not run.is_writer)
     if run.is_finished:
         console.print(f"{run.path} is finished; its figures are in results.json")
         return run.results()
+    if set_by_preset:
+        console.print(f"preset {config.preset} sets {set_by_preset}")
     reward_row(config.reward.name)
     check_thresholds(config.guard.thresholds)
     # Imported here: it costs seconds, and what is refused above needs none of it.
@@ -130,7 +135,8 @@ def calibrate(config: CalibrateConfig, options: Options) -> dict[str, Estimate]:
     run.require_disk(_bytes_written(config, policy))
     run.begin(
         prompts=prompts_digest(train, guard, stated),
-        proxies=weights_digest(scorers),
+        proxies=weights_digest([scorer.model for scorer in scorers]),
+        teacher=weights_digest([policy]),
         world_size=args.world_size,
     )
     good = run.path / GOOD
@@ -146,11 +152,20 @@ def calibrate(config: CalibrateConfig, options: Options) -> dict[str, Estimate]:
     def save_good(step: int) -> None:
         if run.is_writer:
             with disk_errors(run.path):
-                save_file(trained_weights(trainer.accelerator.unwrap_model(trainer.model)), good)
+                good.mkdir(exist_ok=True)
+                half = good / "half-written.safetensors"
+                save_file(trained_weights(trainer.accelerator.unwrap_model(trainer.model)), half)
+                half.replace(good / f"step-{step}.safetensors")
 
     def restore_good(step: int) -> None:
         trainer.accelerator.wait_for_everyone()
-        load_trained_weights(trainer.accelerator.unwrap_model(trainer.model), load_file(good))
+        kept = load_file(good / f"step-{step}.safetensors")
+        load_trained_weights(trainer.accelerator.unwrap_model(trainer.model), kept)
+
+    def forget_good(before: int) -> None:
+        for file in good.glob("step-*.safetensors") if run.is_writer else ():
+            if int(file.stem.removeprefix("step-")) < before:
+                file.unlink()
 
     def measure() -> GuardReading:
         now = trainer.accelerator.unwrap_model(trainer.model)
@@ -168,6 +183,8 @@ def calibrate(config: CalibrateConfig, options: Options) -> dict[str, Estimate]:
         restore_good=restore_good,
         report=lambda figures, step: run.log({f"guard/{k}": v for k, v in figures.items()}, step=step),
         original=before,
+        expects_kl=config.train.beta > 0,
+        forget_good=forget_good,
     )
     trainer = grpo.build(
         policy,
@@ -178,10 +195,16 @@ def calibrate(config: CalibrateConfig, options: Options) -> dict[str, Estimate]:
         peft_config=adapter,
         callbacks=[
             RunCallback(run, console, shown=("utility/mean", "calibration/", "kl")),
-            watching,
             CompleteCheckpoints(config.train.save_total_limit),
+            watching,  # last: it forgets weights once a checkpoint is known to be whole
         ],
     )
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            "calibration under FSDP or DeepSpeed is not supported: the guard samples on each process at its own pace, "
+            "and sharded processes would wait for each other for ever. Use DDP (torchrun), with adapters if memory is "
+            "short."
+        )
     checkpoint = last_complete_checkpoint(run.path / CHECKPOINTS) if options.resume else None
     step = int(checkpoint.name.split("-")[1]) if checkpoint is not None else 0
     run.rewind(step)
@@ -198,6 +221,10 @@ def calibrate(config: CalibrateConfig, options: Options) -> dict[str, Estimate]:
     calibrated = trainer.accelerator.unwrap_model(trainer.model)
     ended = watching.summary()
     console.print(f"stopped by {ended['stop_reason']}; good is the teacher of step {ended['last_good_step']}")
+    if ended["last_good_step"] == 0:
+        console.print(
+            "NOTHING WAS CALIBRATED: no measurement stayed above the floor, and the teacher is the original"
+        )
 
     console.print(f"measuring on {len(stated)} prompts that were not used before")
     figures, records = held.figures(calibrated, anchor_of(calibrated))
@@ -227,7 +254,9 @@ def _save(
         # The name that the user gave, so that the folder can be moved to another machine.
         model.peft_config["default"].base_model_name_or_path = config.teacher.path  # pyright: ignore
         model.peft_config["default"].revision = config.teacher.revision  # pyright: ignore
-    model.save_pretrained(folder)
+    # No token was added, so no embedding belongs into an adapter; peft would look for the base under its name.
+    options: dict[str, Any] = {"save_embedding_layers": False} if config.lora.r else {}
+    model.save_pretrained(folder, **options)
     tokenizer.save_pretrained(folder)
     if config.save_merged and config.lora.r:
         merged = model.merge_and_unload()  # pyright: ignore[reportCallIssue]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ tags: [stillroom, calibrated, {mode}]
 ---
 # A calibrated teacher: {mode}, strength {strength:g}
 
-The teacher `{teacher}`, made {direction} by `stillroom calibrate` with the reward `{reward}` \
-against the proxy `{proxy}`. Its own skill was held by a KL anchor and a floor on utility; it was not the aim.
+The teacher {teacher}, {direction} by `stillroom calibrate` with the reward `{reward}` \
+against the proxy {proxy}. {guarded}
 
 | figure | value | interval (95 %) | unit | n |
 | --- | --- | --- | --- | --- |
@@ -27,6 +28,8 @@ against the proxy `{proxy}`. Its own skill was held by a KL anchor and a floor o
 
 - mode: {mode}; strength: {strength:g}; preset: {preset}
 - KL budget: {budget}; stopped by: {stopped}; weights of step {step}
+- reward: gate {gate}, normalisation {normalisation}, clip {clip}, sign {sign}
+- breaches of the floor: {breaches}
 - alarms: {alarms}
 - tasks: {tasks}; seed: {seed}
 
@@ -43,11 +46,17 @@ def write_card(
     text = _CARD.format(
         base=json.dumps(config.teacher.path),
         mode=config.mode,
-        direction="more distillable" if config.mode == "distillable" else "less distillable",
+        direction=_direction(config),
+        guarded=_GUARDED[config.guard.on_breach],
+        gate=config.reward.gate,
+        normalisation=config.reward.normalisation,
+        clip=config.reward.clip,
+        sign=config.reward.sign,
+        breaches=", ".join(f"step {b['step']}" for b in ended["breaches"]) or "none",
         strength=config.strength,
-        teacher=visible(config.teacher.path),
+        teacher=_code(config.teacher.path),
         reward=config.reward.name,
-        proxy=", ".join(map(visible, (config.proxy.path, *config.more_proxies))),
+        proxy=", ".join(map(_code, (config.proxy.path, *config.more_proxies))),
         rows="\n".join(
             f"| {name} | {e.value:.4g} | {e.low:.4g} to {e.high:.4g} | {e.unit} | {e.n} |"
             for name, e in figures.items()
@@ -56,8 +65,8 @@ def write_card(
         budget="none" if config.train.kl_budget is None else f"{config.train.kl_budget:g} nats/token",
         stopped=ended["stop_reason"],
         step=ended["last_good_step"],
-        alarms="; ".join(str(alarm) for alarm in ended["alarms"]) or "none",
-        tasks=", ".join(map(visible, config.data.tasks)),
+        alarms="; ".join(f"step {alarm['step']}: {alarm['alarm']}" for alarm in ended["alarms"]) or "none",
+        tasks=", ".join(map(_code, config.data.tasks)),
         seed=config.train.seed,
     )
     card = {
@@ -76,3 +85,24 @@ def write_card(
         if (run_folder / name).is_dir():
             write_atomically(run_folder / name / "README.md", text)
             write_atomically(run_folder / name / "card.json", json.dumps(card, indent=1, ensure_ascii=False))
+
+
+_GUARDED = {
+    "roll_back": "A KL anchor and a floor on utility held its own skill, which was not the aim.",
+    "warn": "A guard watched its utility and did not act: read the figures and the breaches below.",
+}
+
+
+def _direction(config: CalibrateConfig) -> str:
+    if config.strength == 0:
+        return "trained for utility alone (strength 0, the control)"
+    if config.reward.sign == "random":
+        return "pushed in random directions (a control)"
+    return "made more distillable" if config.mode == "distillable" else "made less distillable"
+
+
+def _code(text: str) -> str:
+    """A name as Markdown code, whatever it holds."""
+    text = visible(text)
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    return f"`{text}`" if not longest else f"{'`' * (longest + 1)} {text} {'`' * (longest + 1)}"

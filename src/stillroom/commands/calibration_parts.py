@@ -132,11 +132,11 @@ def prompts_digest(*sets: Sequence[Asked]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def weights_digest(scorers: Sequence[Scorer]) -> str:
-    """A hash of the proxies' weights: another proxy under the same name would be another reward."""
+def weights_digest(models: Sequence[torch.nn.Module]) -> str:
+    """A hash of weights: another model under the same name would be another run."""
     made = hashlib.sha256()
-    for scorer in scorers:
-        for name, tensor in sorted(scorer.model.state_dict().items()):
+    for model in models:
+        for name, tensor in sorted(model.state_dict().items()):
             made.update(name.encode())
             made.update(tensor.detach().float().cpu().numpy().tobytes())
     return made.hexdigest()[:16]

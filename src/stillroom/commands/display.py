@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,8 @@ class RunCallback(TrainerCallback):
 def make_console(*, quiet: bool = False) -> Console:
     """The terminal, or 120 columns where there is none, so that logs hold whole tables. Prints strings as they are."""
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it advises on what we set on purpose
+    # TRL still speaks of gradient checkpointing by its old name.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     disable_progress_bar()
     width = None if Console().is_terminal else 120
     return Console(highlight=False, markup=False, emoji=False, width=width, quiet=quiet)

@@ -41,7 +41,7 @@ class RewardSpec:
     name: str = "log_ratio"
     """A row of the reward table; all of them are higher for text that suits a student better."""
     normalisation: Literal["token", "sequence", "byte"] = "token"
-    """Of the log-ratio: each side's mean over its own tokens, both sums, or both sums per byte of text."""
+    """Of the log-ratio: per token of the policy, as it stands, or per byte of the text."""
     gate: Literal["correct", "none"] = "correct"
     """Reward only completions whose utility is full (then right ones compete with right ones), or all that ended."""
     clip: float | None = 2.0
@@ -239,3 +239,12 @@ class CalibrateConfig:
                 f"Leave {section}.{key} out, or leave the preset out and set every value yourself.",
             )
         object.__setattr__(self, section, replace(spec, **values))
+
+
+def preset_values(config: CalibrateConfig) -> str:
+    """What the preset has set, to be said aloud."""
+    return ", ".join(
+        f"{section}.{key}={value!r}"
+        for section, values in PRESETS[config.preset].items()
+        for key, value in values.items()
+    )

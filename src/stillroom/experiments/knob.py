@@ -34,7 +34,7 @@ from stillroom.experiments.knob_config import METHODS, KnobConfig
 from stillroom.experiments.knob_gold import gold_rows
 from stillroom.experiments.knob_matched import matched_rows
 from stillroom.experiments.knob_measures import measures
-from stillroom.experiments.knob_report import Done, figures_of, show
+from stillroom.experiments.knob_report import ACCURACY, STOPPED_AT, Done, figures_of, show, tests_of
 from stillroom.pocket.chains import style_of
 from stillroom.records import plain, read_jsonl, write_atomically
 from stillroom.runs import Run
@@ -112,6 +112,9 @@ class Grid:
             if config.controls:
                 yield self.gold(seed, smoothing=0.0)
                 yield self.gold(seed, smoothing=0.1)
+        within = [f"{label} {STOPPED_AT} {budget:g}" for budget in config.kl_budgets for label in both]
+        for seed in config.seeds[:STUDIED]:
+            yield from self._row(within, (config.primary,), seed)
         if config.controls and "sft" in config.methods:
             for seed in config.seeds[:STUDIED]:
                 yield from (self.matched(label, seed) for label in both)
@@ -148,8 +151,11 @@ class Grid:
                 made, strength=self.config.strengths[0], reward=replace(made.reward, sign="random")
             )
         else:
-            mode, _, strength = label.partition("@")
+            dose, _, budget = label.partition(f" {STOPPED_AT} ")
+            mode, _, strength = dose.partition("@")
             made = replace(made, mode=mode, strength=float(strength))  # pyright: ignore[reportArgumentType]
+            if budget:
+                made = replace(made, train=replace(made.train, kl_budget=float(budget)))
         return self._placed(Cell("teacher", label, "", seed, made))
 
     def student(self, label: str, method: str, seed: int) -> Cell:
@@ -231,14 +237,18 @@ def knob(config: KnobConfig, options: Options) -> dict[str, Estimate]:
             console.print(f"{number}/{len(cells)} {_said(cell, known)}; at most {left / 60:.0f} min left")
         assert known is not None
         is_studied = cell.method == config.primary and cell.seed in config.seeds[:STUDIED]
+        is_studied &= STOPPED_AT not in cell.teacher
         if isinstance(cell.config, DistillConfig) and is_studied:
             known["figures"] |= measures(cell.config, cell.seed)
+        if cell.kind == "start":
+            known["estimate"] = Run.open(cell.config.output_dir).results()[ACCURACY].as_dict()
         done.append(Done(cell.kind, cell.teacher, cell.method, cell.seed, known))
     if config.only_seeds:
         console.print(f"the cells of seeds {', '.join(map(str, config.only_seeds))} are done: {len(done)}")
         return {}
     figures = figures_of(done, config.primary)
-    run.write_results(figures, seeds=list(config.seeds), cells=len(cells))
+    tests = tests_of(done, config.methods)
+    run.write_results(figures, seeds=list(config.seeds), cells=len(cells), tests=tests)
     show(console, done, figures)
     console.print(f"figures and cells: {run.path}")
     return figures

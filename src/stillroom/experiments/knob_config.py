@@ -60,6 +60,8 @@ class KnobConfig:
     """How students are made; teacher, loss, policy mix, seed and folder are set for each cell."""
     strengths: tuple[float, ...] = (1.0, 0.3, 0.1)
     """Of the calibrated teachers, both ways; the first is the default that the primary comparison uses."""
+    kl_budgets: tuple[float, ...] = (0.005, 0.015, 0.05, 0.12)
+    """Nats per token at which teachers of the default strength are stopped, both ways: the other axis of the dose."""
     methods: tuple[str, ...] = METHODS
     """Ways to learn from a teacher; the first cells run are those of `primary`."""
     primary: str = "forward_kl"
@@ -86,6 +88,26 @@ class KnobConfig:
             f"only_seeds={list(self.only_seeds)} with seeds={list(self.seeds)}",
             "a seed that is not in the grid has no cells",
             "Give some of the grid's own seeds.",
+        )
+        require(
+            self.calibrate.lora.r > 0,
+            "calibrate.lora.r=0",
+            "students are made from merged adapters, and there would be none",
+            "Give a rank, such as 8.",
+        )
+        require(
+            self.distill.score.tasks == ("pocket/chains",) == self.calibrate.data.tasks,
+            f"calibrate.data.tasks={list(self.calibrate.data.tasks)} and "
+            f"distill.score.tasks={list(self.distill.score.tasks)}",
+            "styles, gold text and the table are those of pocket/chains",
+            "Give pocket/chains for both; run calibrate and distill by themselves for other tasks.",
+        )
+        require(
+            not self.controls or self.primary in ("sft", "forward_kl", "top_k_forward_kl", "sequence_kd"),
+            f"primary={self.primary} with controls",
+            "gold text is written in the styles of what a teacher wrote for the primary method, and it writes nothing "
+            "for a student that learns from its own text alone",
+            "Choose an off-policy method, or set controls: false.",
         )
         require(
             bool(self.strengths) and all(s > 0 for s in self.strengths),

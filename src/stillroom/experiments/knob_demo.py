@@ -44,10 +44,10 @@ def knob_demo(config: KnobDemoConfig, options: Options) -> dict[str, Estimate]:
     root, base = Path(config.output_dir), KnobConfig()
     teachers = {"original": f"pocket:{config.family}-teacher"}
     teachers |= {f"{mode} (shipped)": f"pocket:{config.family}-{mode}" for mode in SHIPPED}
-    done = [
-        Done("teacher", f"{mode} (shipped)", "", 0, {"figures": _of_card(card)})
+    of_teachers = {
+        f"{mode} (shipped)": {name: Estimate(**figure) for name, figure in card["figures"].items()}
         for mode, card in names.items()
-    ]
+    }
 
     console.print(f"calibrating live: {config.live_steps} steps towards distillable")
     live = replace(
@@ -59,11 +59,14 @@ def knob_demo(config: KnobDemoConfig, options: Options) -> dict[str, Estimate]:
         guard=replace(base.calibrate.guard, max_examples=64),
         final_examples=200,
     )
-    figures = calibrate(live, Options(resume=True, quiet=options.quiet))
     label = f"distillable (live, {config.live_steps} steps)"
-    done.append(Done("teacher", label, "", 0, {"figures": {k: e.value for k, e in figures.items()}}))
+    of_teachers[label] = calibrate(live, Options(resume=True, quiet=options.quiet))
     teachers[label] = str(root / "live" / "teacher")
 
+    done = [
+        Done("teacher", name, "", 0, {"figures": {k: e.value for k, e in found.items()}})
+        for name, found in of_teachers.items()
+    ]
     said = _Progress(console, len(teachers) * len(config.seeds))
     for name, teacher in teachers.items():
         for seed in config.seeds:
@@ -81,21 +84,18 @@ def knob_demo(config: KnobDemoConfig, options: Options) -> dict[str, Estimate]:
             after = {k.removesuffix("/after"): e.value for k, e in found.items() if k.endswith("/after")}
             done.append(Done("student", name, METHOD, seed, {"figures": after}))
             if name == "original" and seed == config.seeds[0]:
-                start = {
-                    k.removesuffix("/before"): e.value for k, e in found.items() if k.endswith("/before")
-                }
-                done.append(Done("start", "none", "undistilled", 0, {"figures": start}))
+                start = found[f"{ACCURACY}/before"].as_dict()
+                done.append(Done("start", "none", "undistilled", 0, {"figures": {}, "estimate": start}))
             said(f"{name}, seed {seed}: accuracy {after[ACCURACY]:.3f}")
     figures = figures_of(done, METHOD)
+    for name, known in of_teachers.items():
+        for figure in ("utility/difference", "kl_nats_per_token"):
+            figures[f"teacher/{name}/{figure}"] = known[figure]
     run.write_results(figures, seeds=list(config.seeds))
     show(console, done, figures)
     page = write_page(root, done, figures, Run.open(root / "live").metrics(), METHOD)
     console.print(f"page: {page}")
     return figures
-
-
-def _of_card(card: dict) -> dict[str, float]:
-    return {name: figure["value"] for name, figure in card["figures"].items()}
 
 
 def _slug(name: str) -> str:
