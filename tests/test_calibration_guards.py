@@ -14,9 +14,12 @@ from stillroom import stats
 from stillroom.calibration.guards import KL_WINDOW, GuardCallback, GuardReading
 from stillroom.calibration.monitors import ALARMS, Reading, alarms, read
 from stillroom.calibration.rollouts import Written
+from stillroom.commands.display import RunCallback, make_console
+from stillroom.config import RewardSpec
 from stillroom.errors import ConfigError, DataError, StillroomError
 from stillroom.pocket import tokenizers
 from stillroom.pocket.chains import Chains
+from stillroom.runs import Run
 
 
 def row(ids, text=None, *, ended=True, score: float | None = 1.0) -> Written:
@@ -253,3 +256,17 @@ def test_what_the_guard_knows_is_in_the_checkpoint(tmp_path: Path) -> None:
     )
     assert rest.state.global_step == whole.state.global_step
     assert of_rest.summary() == of_whole.summary()
+
+
+def test_a_log_line_with_a_figure_that_could_not_be_measured_is_printed_without_it(
+    tmp_path: Path, capsys
+) -> None:
+    run = Run.create(tmp_path / "run", command="x", config=RewardSpec())
+    callback = RunCallback(run, make_console(), 0.0, shown=("utility/", "calibration/"))
+    state = TrainerState(global_step=1, max_steps=2, is_world_process_zero=True)
+    arguments = TrainingArguments(str(tmp_path / "out"), report_to="none", use_cpu=True)
+    callback.on_step_begin(arguments, state, None)
+    logs = {"loss": 0.1, "utility/mean": 0.5, "calibration/log_ratio": None}
+    callback.on_log(arguments, state, None, logs=logs)
+    assert "utility/mean 0.5" in capsys.readouterr().out
+    assert run.metrics()[-1]["calibration/log_ratio"] is None

@@ -67,7 +67,9 @@ class RunCallback(TrainerCallback):
         self.last_line = now
         began, at = self.first
         left = (now - began) / max(state.global_step - at, 1) * (state.max_steps - state.global_step)
-        values = ", ".join(f"{k} {v:.4g}" for k, v in logs.items() if k.startswith(self.shown))
+        values = ", ".join(
+            f"{k} {v:.4g}" for k, v in logs.items() if k.startswith(self.shown) and v is not None
+        )
         self.console.print(f"step {state.global_step}/{state.max_steps}: {values}; {left:.0f} s left")
 
 
